@@ -1,0 +1,231 @@
+"""What crosses between gateway, decode and prefill, as plain values.
+
+Every value checks itself when it is made, so nothing half-valid exists behind an edge. Protobuf stops at `wire`.
+
+Never: does I/O, reads a clock, draws a random number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+TenantId = NewType("TenantId", str)
+LeaseId = NewType("LeaseId", bytes)
+Nonce = NewType("Nonce", bytes)
+Incarnation = NewType("Incarnation", bytes)
+Epoch = NewType("Epoch", int)
+
+IDENTITY_BYTES = 16
+DEFAULT_TENANT = TenantId("default")
+
+
+class FinishReason(StrEnum):
+    """Why a text ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn: a pure function of these, the logits, and the position.
+
+    `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off; `seed` is a 64-bit number, drawn by the gateway when the client gave none.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler could use."""
+        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0):
+            raise ValueError(f"temperature must be between 0 and 2, got {self.temperature}")
+        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if not 0 <= self.top_k < 2**32:
+            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One text to be generated, as the gateway hands it to decode.
+
+    `remaining_s` is the time left until the deadline at the moment of sending; `prefill_candidates` are addresses, best first.
+    """
+
+    request_id: RequestId
+    tenant: TenantId
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    end_token_ids: frozenset[int]
+    remaining_s: float
+    prefill_candidates: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty prompt and a request for nothing."""
+        if not self.request_id or not self.tenant:
+            raise ValueError("a request needs an id and a tenant")
+        if not self.prompt_token_ids:
+            raise ValueError("the prompt has no tokens")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not (math.isfinite(self.remaining_s) and self.remaining_s > 0):
+            raise ValueError(f"the deadline has passed ({self.remaining_s} s left)")
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGenerated:
+    """New tokens, in order."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The text is complete. The end token, if one was drawn, is counted but was not among the tokens."""
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+
+class RejectReason(StrEnum):
+    """Why a request was refused before anything was granted."""
+
+    PROMPT_TOO_LONG = "prompt_too_long"  # for this side's pool or context, however idle
+    OUTPUT_TOO_LONG = "output_too_long"
+    INVALID_REQUEST = "invalid_request"
+    QUEUE_FULL = "queue_full"
+    NO_PREFILL = "no_prefill"  # no candidate is paired and alive
+    MISMATCH = "mismatch"  # versions, models, layouts, pools that cannot work together
+    STALE_PAIR = "stale_pair"  # proposed under an epoch or incarnation that has ended
+    DEADLINE = "deadline"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A verdict: no KV byte was computed, sent or held. Made once, by the side that knows, and carried unchanged to the client."""
+
+    reason: RejectReason
+    message: str
+    code: str
+    http_status: int
+    param: str = ""
+
+
+class AbortReason(StrEnum):
+    """Why something that had been admitted ended without its text."""
+
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    PEER_LOST = "peer_lost"
+    PEER_STALLED = "peer_stalled"
+    CHANNEL_BROKEN = "channel_broken"
+    SEAL_REFUSED = "seal_refused"  # a block failed its check; the message names which
+    MANIFEST_MISMATCH = "manifest_mismatch"
+    PROTOCOL_ERROR = "protocol_error"
+    ENGINE_FAILED = "engine_failed"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The end of an admitted attempt or request. `retryable`: another candidate may do better, as long as no token reached the client."""
+
+    reason: AbortReason
+    message: str
+    code: str
+    http_status: int
+    retryable: bool
+
+
+GenerationEvent = TokensGenerated | Finished | Rejected | Aborted
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Decode asks prefill for one attempt at one request."""
+
+    request_id: RequestId
+    attempt: int
+    tenant: TenantId
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams
+    end_token_ids: frozenset[int]
+    remaining_s: float
+    decode_incarnation: Incarnation
+    epoch: Epoch
+    fingerprint: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse an empty prompt and a request for nothing."""
+        if not self.prompt_token_ids or self.max_tokens < 1:
+            raise ValueError("a proposal needs prompt tokens and max_tokens of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The other verdict: the proposal has a place in prefill's queue, behind `num_queued` others."""
+
+    num_queued: int
+
+
+Verdict = Admitted | Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Prefill wants to send: it asks for the grant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The lease: the right to deliver this attempt's blocks over the connection of this epoch."""
+
+    lease_id: LeaseId
+    nonce: Nonce
+    epoch: Epoch
+
+    def __post_init__(self) -> None:
+        """Refuse identities of the wrong length."""
+        if len(self.lease_id) != IDENTITY_BYTES or len(self.nonce) != IDENTITY_BYTES:
+            raise ValueError("lease id and nonce are 16 bytes each")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The manifest: every block of the prompt was sent, and this is the first token."""
+
+    num_blocks: int
+    num_tokens: int
+    first_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The first token ended the text or was all that was asked for: nothing to transfer."""
+
+    first_token_id: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Decode has verified and committed the handoff. Bookkeeping only."""
+
+    num_blocks: int
+
+
+AttemptUp = Proposal | Grant | Receipt
+AttemptDown = Admitted | Rejected | Ready | Commit | Complete | Aborted

@@ -1,0 +1,1 @@
+"""KV blocks: their layout, seals, pools and storage."""

@@ -1,0 +1,1 @@
+"""Model folders: finding, converting, tokenizing."""

@@ -1,0 +1,1 @@
+"""Generated from proto/kvlease/v1; made by scripts/proto."""

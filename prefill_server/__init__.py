@@ -1,0 +1,1 @@
+"""The prefill server: the prompt's computation and its departure."""

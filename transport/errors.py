@@ -1,0 +1,27 @@
+"""Errors of the block channel.
+
+    TransportError
+    ├── ChannelClosed      this end was closed by its owner
+    ├── ChannelBroken      the peer died, the network failed, or the peer broke the protocol
+    └── TransportRefused   it cannot be had at all: no device, bad geometry, an address in use
+
+`ChannelBroken` ends one channel; what was in flight on it may be retried on another one.
+"""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Root of this tree."""
+
+
+class ChannelClosed(TransportError):
+    """The owner of this end closed it."""
+
+
+class ChannelBroken(TransportError):
+    """The channel is lost; the message says which call saw it and why."""
+
+
+class TransportRefused(TransportError):
+    """The transport cannot be used here; the message says what to do."""
