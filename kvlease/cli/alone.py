@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from kvlease.cli.capacity import PoolSize
-from kvlease.cli.child import limit_threads, run_server, start_logging
+from kvlease.cli.child import limit_threads, run_to_exit, serving, start_logging
 from kvlease.cli.configs import (
     ServerConfig,
     cores,
@@ -33,12 +33,8 @@ def run_alone(command: str, settings: Settings, environ: MutableMapping[str, str
     limit_threads(settings.threads, environ)
     config = _config(command, settings, prepare(settings, _pools(command, settings)), secret)
     start_logging(settings.log_level)
-    return run_server(
-        command,
-        config,
-        ready=lambda address: print(f"kvlease {command} is listening: {address}", flush=True),
-        refuse=lambda line: print(f"kvlease: {line}", file=sys.stderr),
-    )
+    server = serving(config, lambda address: print(f"kvlease {command} is listening: {address}", flush=True))
+    return run_to_exit(server, lambda line: print(f"kvlease: {line}", file=sys.stderr))
 
 
 def _peers(command: str) -> tuple[str, ...]:

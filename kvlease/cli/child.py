@@ -18,18 +18,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvlease.cli.configs import from_document
+from decode_server.config import DecodeConfig
+from gateway.config import GatewayConfig
+from kvlease.cli.configs import ServerConfig, from_document
 from kvlease.cli.errors import EXIT_FAILED, EXIT_REFUSED
 from kvlease.cli.limits import Limits
 from kvlease.cli.settings import DECODE, GATEWAY, PREFILL
-
-if TYPE_CHECKING:
-    from kvlease.cli.configs import ServerConfig
+from prefill_server.config import PrefillConfig
 
 _PR_SET_PDEATHSIG = 1
 _STDIN = 0
@@ -78,13 +77,13 @@ def run_supervised(command: str) -> int:
     parent = attach()
     start_logging(parent.log_level)
     config = from_document(config_type(command), parent.config)
-    return run_server(command, config, ready=parent.report_listening, refuse=parent.report_refused)
+    return run_to_exit(serving(config, parent.report_listening), parent.report_refused)
 
 
-def run_server(command: str, config: ServerConfig, ready: Callable[[str], None], refuse: Callable[[str], None]) -> int:
-    """Run the server until it ends. A refused configuration goes to `refuse` as one line. Returns the exit code."""
+def run_to_exit(server: Coroutine[None, None, None], refuse: Callable[[str], None]) -> int:
+    """Run `server` until it ends. A refused configuration goes to `refuse` as one line. Returns the exit code."""
     try:
-        asyncio.run(_server(command, config, ready))
+        asyncio.run(server)
     except SystemExit as error:
         if not isinstance(error.code, str):
             return error.code or 0
@@ -93,20 +92,17 @@ def run_server(command: str, config: ServerConfig, ready: Callable[[str], None],
     except KeyboardInterrupt:
         return 0
     except Exception as error:
-        exit_code = _exit_code_of(error)
-        if exit_code is None:
-            logger.exception("%s failed", command)
+        refusal = find_refusal(error)
+        if refusal is None:
+            logger.exception("server.failed")
             return EXIT_FAILED
-        refuse(one_line(str(error)))
-        return exit_code
+        refuse(one_line(str(refusal[0])))
+        return refusal[1]
     return 0
 
 
-async def _server(command: str, config: ServerConfig, ready: Callable[[str], None]) -> None:
-    """Import only the server that is run: the gateway's process never loads torch."""
-    from decode_server.config import DecodeConfig
-    from gateway.config import GatewayConfig
-
+async def serving(config: ServerConfig, ready: Callable[[str], None]) -> None:
+    """The server that `config` describes. Imports only this one: the gateway's process never loads torch."""
     if isinstance(config, GatewayConfig):
         from gateway import app as gateway_app
 
@@ -123,20 +119,21 @@ async def _server(command: str, config: ServerConfig, ready: Callable[[str], Non
 
 def config_type(command: str) -> type[ServerConfig]:
     """The configuration's type of a server's command."""
-    from decode_server.config import DecodeConfig
-    from gateway.config import GatewayConfig
-    from prefill_server.config import PrefillConfig
-
     types: dict[str, type[ServerConfig]] = {GATEWAY: GatewayConfig, PREFILL: PrefillConfig, DECODE: DecodeConfig}
     return types[command]
 
 
-def _exit_code_of(error: Exception) -> int | None:
-    """What an error says the process should end with; None: it is a fault, not a refusal."""
+def find_refusal(error: Exception) -> tuple[Exception, int] | None:
+    """The error within `error` that says what the process should end with, and that; None: it is a fault, not a refusal.
+
+    An error says so with an attribute `exit_code`; an address in use needs none.
+    """
+    if isinstance(error, ExceptionGroup):
+        return next((found for inner in error.exceptions if (found := find_refusal(inner))), None)
     if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        return EXIT_REFUSED
+        return error, EXIT_REFUSED
     exit_code = getattr(error, "exit_code", None)
-    return exit_code if isinstance(exit_code, int) else None
+    return (error, exit_code) if isinstance(exit_code, int) else None
 
 
 def one_line(message: str) -> str:

@@ -13,12 +13,14 @@ import secrets
 import socket
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvlease
+from decode_server.config import DecodeConfig
+from gateway.config import GatewayConfig
 from kvlease.cli.asking import get
 from kvlease.cli.capacity import PoolSize
 from kvlease.cli.child import limit_threads
@@ -37,10 +39,11 @@ from kvlease.cli.options import flag_of
 from kvlease.cli.preparation import prepare
 from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, Settings
 from kvlease.cli.supervision import Tier
+from prefill_server.config import PrefillConfig
 
 _LOOPBACK = "127.0.0.1"
 _OK = 200
-_TIERS = {PREFILL: Tier.PREFILL, DECODE: Tier.DECODE, GATEWAY: Tier.GATEWAY}
+_TIERS = {PrefillConfig: Tier.PREFILL, DecodeConfig: Tier.DECODE, GatewayConfig: Tier.GATEWAY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +55,28 @@ class Plan:
     api_key: str
 
 
-def serve(settings: Settings) -> int:
-    """Run a whole cluster until it is told to stop. Returns the exit code; raises ConfigurationError."""
+#: Ours. -P: a folder named like one of our packages, in the folder we were started in, is not ours.
+SERVER_PROGRAM = (sys.executable, "-P", "-m", "kvlease")
+
+Prepare = Callable[[Settings, tuple[PoolSize, ...]], Path]
+
+
+def serve(settings: Settings, program: tuple[str, ...] = SERVER_PROGRAM, prepare_model: Prepare = prepare) -> int:
+    """Run a whole cluster until it is told to stop. Returns the exit code; raises ConfigurationError.
+
+    `program` is started with a server's command and --supervised, see `kvlease.cli.child`.
+    """
     limits = Limits()
     with ExitStack() as reservations:
         http_port = reservations.enter_context(reserve_port(settings.host, _http_port(settings))).getsockname()[1]
         num_engines = settings.prefill_servers + settings.decode_servers
         held = [reservations.enter_context(reserve_port(_LOOPBACK, 0)) for _ in range(num_engines)]
-        model = prepare(settings, _pools(settings))
+        model = prepare_model(settings, _pools(settings))
         plan = make_plan(settings, model, http_port, tuple(sock.getsockname()[1] for sock in held))
-        processes = [to_process(name, command, config, settings) for name, command, config in plan.servers]
+        processes = [
+            to_process(name, (*program, command, "--supervised"), config, settings)
+            for name, command, config in plan.servers
+        ]
         cluster = Cluster(processes, settings.drain, write_stderr, limits)
         return asyncio.run(cluster.run(announce(plan, model.name, settings, limits)))
 
@@ -103,12 +118,12 @@ def _shown_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def to_process(name: str, command: str, config: ServerConfig, settings: Settings) -> ServerProcess:
-    """How to start the server. -P: a folder named like one of ours, in the folder we were started in, is not ours."""
+def to_process(name: str, program: tuple[str, ...], config: ServerConfig, settings: Settings) -> ServerProcess:
+    """How to start the server of this configuration."""
     return ServerProcess(
         name=name,
-        tier=_TIERS[command],
-        program=(sys.executable, "-P", "-m", "kvlease", command, "--supervised"),
+        tier=_TIERS[type(config)],
+        program=program,
         environ=child_environ(os.environ, settings.threads or 1),
         document={"log_level": settings.log_level, "config": to_document(config)},
     )
