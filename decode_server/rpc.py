@@ -26,7 +26,7 @@ class DecodeRpc(rpc.DecodeServicer):
         """`report` says how the server is."""
         self._service, self._report = service, report
 
-    async def Generate(  # noqa: N802 - the protocol's name
+    async def Generate(  # type: ignore[override]  # noqa: N802 - the protocol's name; a coroutine that writes
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent]
     ) -> None:
         """One request. The caller's cancel, or its end, cancels this task and with it everything."""

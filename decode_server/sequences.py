@@ -39,16 +39,18 @@ class Sequence:
         """Tokens drawn so far, an end token included."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
-    def take(self, token_id: int) -> None:
-        """A token was drawn: tell the client, and see whether it ends the text."""
+    def take(self, token_id: int) -> bool:
+        """A token was drawn: tell the client. Whether it ends the text."""
         assert not self.is_over, "an ended text gets no further token"
         self.token_ids.append(token_id)
         if token_id in self.request.end_token_ids:
-            return self.end(self._finished(FinishReason.STOP))
+            self.end(self._finished(FinishReason.STOP))
+            return True
         self.events.put_nowait(TokensGenerated((token_id,)))
-        if self.num_generated >= self.request.max_tokens:
-            self.end(self._finished(FinishReason.LENGTH))
-        return None
+        if self.num_generated < self.request.max_tokens:
+            return False
+        self.end(self._finished(FinishReason.LENGTH))
+        return True
 
     def end(self, event: Finished | Aborted) -> None:
         """The one terminal event."""
@@ -114,6 +116,5 @@ class RunningBatch:
         """A step drew a token; a sequence that was ended in the meantime does not get it."""
         if sequence.is_over or sequence not in self._sequences:
             return
-        sequence.take(token_id)
-        if sequence.is_over:
+        if sequence.take(token_id):
             self.leave(sequence)

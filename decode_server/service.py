@@ -150,8 +150,7 @@ class DecodeService:
         try:
             num_prompt_blocks = -(-len(request.prompt_token_ids) // kv.block_size)
             kv.pool.publish(arrived.room.holder, arrived.room.handles[:num_prompt_blocks])
-            sequence.take(arrived.first_token_id)
-            if not sequence.is_over:
+            if not sequence.take(arrived.first_token_id):
                 self._batch.join(sequence)
             while True:
                 event = await sequence.events.get()

@@ -65,6 +65,5 @@ class DepartureLine:
             return
         departure.send(slot, num_bytes)
         self._counters["blocks_sent"] += 1
-        prompt.happen(BlockSent())
-        if not prompt.attempt.may_send:
+        if not prompt.happen(BlockSent()).may_send:
             self.leave(prompt)

@@ -49,13 +49,14 @@ class Prompt:
         self.outbox: asyncio.Queue[AttemptDown | None] = asyncio.Queue()  # None: nothing follows
         self._kv, self._queue, self._departures = kv, queue, departures
 
-    def happen(self, happening: PrefillHappening) -> None:
-        """Take the news and do what follows, at once."""
+    def happen(self, happening: PrefillHappening) -> PrefillAttempt:
+        """Take the news and do what follows, at once. Returns the attempt as it is now."""
         self.attempt, actions = prefill_step(self.attempt, happening)
         for action in actions:
             self._perform(action)
         if self.attempt.may_send:
             self._departures.enter(self)
+        return self.attempt
 
     def _perform(self, action: PrefillAction) -> None:
         match action:

@@ -26,13 +26,13 @@ class PrefillRpc(rpc.PrefillServicer):
         """`report` says how the server is."""
         self._service, self._pairs, self._report = service, pairs, report
 
-    async def Pair(  # noqa: N802 - the protocol's name
+    async def Pair(  # type: ignore[override]  # noqa: N802 - the protocol's name; a coroutine that writes
         self, request_iterator: AsyncIterator[pb.PairUp], context: grpc.aio.ServicerContext[pb.PairUp, pb.PairDown]
     ) -> None:
         """The life of a pair."""
         await self._pairs.serve(aiter(request_iterator), context)
 
-    async def Attempt(  # noqa: N802 - the protocol's name
+    async def Attempt(  # type: ignore[override]  # noqa: N802 - the protocol's name; a coroutine that writes
         self,
         request_iterator: AsyncIterator[pb.AttemptUp],
         context: grpc.aio.ServicerContext[pb.AttemptUp, pb.AttemptDown],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -14,6 +15,11 @@ import grpc.aio
 from kvlease.peering.limits import Limits
 
 _SECRET_KEY = "kvlease-secret"  # noqa: S105 - the name of a header, not a secret
+# Requests and replies of every method pass here, so there is no narrower type.
+if TYPE_CHECKING:  # grpc's classes are generic in their stubs only
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]
+    _Context = grpc.aio.ServicerContext[Any, Any]
 _Options = Sequence[tuple[str, int]]
 
 
@@ -51,7 +57,7 @@ def make_server(secret: str, context_length: int, limits: Limits) -> grpc.aio.Se
     return grpc.aio.server(interceptors=(SecretGate(secret),), options=_options(context_length, limits))
 
 
-class SecretGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class SecretGate(grpc.aio.ServerInterceptor):
     """Answers UNAUTHENTICATED before any handler runs, unless the caller knows the secret."""
 
     def __init__(self, secret: str) -> None:
@@ -60,10 +66,8 @@ class SecretGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._secret = secret.encode()
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler | None:
         """Compare in constant time."""
         given = dict(handler_call_details.invocation_metadata or ()).get(_SECRET_KEY, "")
         known = hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._secret)
@@ -71,18 +75,14 @@ class SecretGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler if known or handler is None else _closed(handler)
 
 
-def _closed(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _closed(handler: _Handler) -> _Handler:
     """The same kind of method, which refuses."""
-    message = "the cluster's secret is missing or wrong"
 
-    async def refuse_one(_request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
-
-    async def refuse_many(_request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+    async def refuse(_request: object, context: _Context) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster's secret is missing or wrong")
 
     if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse_many)
+        return grpc.stream_stream_rpc_method_handler(refuse)
     if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse_many)
-    return grpc.unary_unary_rpc_method_handler(refuse_one)
+        return grpc.unary_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)

@@ -37,7 +37,7 @@ PairContext = grpc.aio.ServicerContext[pb.PairUp, pb.PairDown]
 class Standing(Protocol):
     """Something that stands on a pair and must hear of its end."""
 
-    def happen(self, happening: EndedHere) -> None:
+    def happen(self, happening: EndedHere) -> object:
         """Take the news; does not wait."""
 
 
