@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import grpc.aio
 
 from decode_server.config import DecodeConfig
 from decode_server.memory import DecodeMemory
@@ -31,12 +34,13 @@ from kvlease.models.facts import ModelFacts
 from kvlease.peering.agreement import Party
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import listen, serve_until_signal
+from kvlease.peering.hosting import aclosing_transport, listen, until_signal
 from kvlease.peering.identity import draw_incarnation
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
 from kvlease.peering.transports import choose_transport
 from kvlease.v1.kvlease_pb2_grpc import add_DecodeServicer_to_server
+from transport.contract import Transport
 
 
 def load_engine(config: DecodeConfig) -> ModelRunner:
@@ -51,16 +55,40 @@ def load_engine(config: DecodeConfig) -> ModelRunner:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RunningDecode:
+    """A decode server that listens, and its parts: for its composition root and for tests of the whole."""
+
+    address: str
+    server: grpc.aio.Server
+    service: DecodeService
+    peers: Peers
+    memory: DecodeMemory
+    batch: RunningBatch
+    report: Callable[[], ServerReport]
+
+
 async def run(config: DecodeConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
     runner = load_engine(config)
+    transport = choose_transport(config.transport, config.secret, config.host)
+    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+        ready(running.address)
+        await until_signal()
+        running.service.is_draining = True
+        await running.server.stop(Limits().drain_s)
+
+
+@asynccontextmanager
+async def serving(config: DecodeConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningDecode]:
+    """The server, from listening to stopped."""
     async with AsyncExitStack() as stack:
-        await _serve(config, runner, stack, ready)
+        yield await _start(config, runner, transport, stack)
 
 
-async def _serve(
-    config: DecodeConfig, runner: ModelRunner, stack: AsyncExitStack, ready: Callable[[str], None]
-) -> None:
+async def _start(
+    config: DecodeConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+) -> RunningDecode:
     facts, layout, limits = runner.facts, runner.layout, Limits()
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
     memory = DecodeMemory(kv, HandoffLimits().max_bypass)
@@ -70,8 +98,6 @@ async def _serve(
     compute_thread, land_thread = WorkThread("engine"), WorkThread("landing")
     stack.callback(compute_thread.close)
     stack.callback(land_thread.close)
-    transport = choose_transport(config.transport, config.secret, config.host)
-    stack.push_async_callback(transport.close)
     server = make_server(config.secret, facts.context_length, limits)
     address = listen(server, config.host, config.port)
     batch = RunningBatch(kv.ledger, config.max_batch)
@@ -117,17 +143,14 @@ async def _serve(
             counters + service.counters,
         )
 
-    def drain() -> None:
-        service.is_draining = True
-
     add_DecodeServicer_to_server(DecodeRpc(service, report), server)
     tasks = [asyncio.create_task(pair.keep()) for pair in peers.pairs]
     tasks.append(asyncio.create_task(decode_tokens(batch, memory, runner, compute_thread)))
     for task in tasks:
         stack.push_async_callback(_ended, task)
     await server.start()
-    ready(address)
-    await serve_until_signal(server, drain, limits)
+    stack.push_async_callback(server.stop, 0)
+    return RunningDecode(address, server, service, peers, memory, batch, report)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -113,13 +113,16 @@ class DecodeService:
             self.counters["attempts_failed"] += 1
             logger.warning(
                 "attempt.failed",
-                extra={"request": request.request_id, "attempt": number, "reason": str(end.reason), "detail": end.message},
+                extra={
+                    "request": request.request_id,
+                    "attempt": number,
+                    "reason": str(end.reason),
+                    "detail": end.message,
+                },
             )
         return last
 
-    async def _one_attempt(
-        self, request: GenerationRequest, number: int, peer: Peer, deadline: float
-    ) -> AttemptEnd:
+    async def _one_attempt(self, request: GenerationRequest, number: int, peer: Peer, deadline: float) -> AttemptEnd:
         proposal = Proposal(
             request.request_id,
             number,

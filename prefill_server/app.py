@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import grpc.aio
 
 from kvlease.engine.loading import resolve_dtype
 from kvlease.engine.runner import ModelRunner
@@ -23,7 +26,7 @@ from kvlease.models.facts import ModelFacts
 from kvlease.peering.agreement import Party
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import listen, serve_until_signal
+from kvlease.peering.hosting import aclosing_transport, listen, until_signal
 from kvlease.peering.identity import draw_incarnation
 from kvlease.peering.incoming import IncomingPair, IncomingPairs
 from kvlease.peering.limits import Limits
@@ -36,6 +39,7 @@ from prefill_server.rpc import PrefillRpc
 from prefill_server.scheduler import PromptQueue
 from prefill_server.service import Identity, PrefillService
 from prefill_server.worker import ComputeLoop
+from transport.contract import Transport
 
 
 def load_engine(config: PrefillConfig) -> ModelRunner:
@@ -50,16 +54,40 @@ def load_engine(config: PrefillConfig) -> ModelRunner:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RunningPrefill:
+    """A prefill server that listens, and its parts: for its composition root and for tests of the whole."""
+
+    address: str
+    server: grpc.aio.Server
+    kv: KVMemory
+    service: PrefillService
+    pairs: IncomingPairs
+    queue: PromptQueue
+    report: Callable[[], ServerReport]
+
+
 async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
     runner = load_engine(config)
+    transport = choose_transport(config.transport, config.secret, config.host)
+    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+        ready(running.address)
+        await until_signal()
+        running.service.is_draining = True
+        await running.server.stop(Limits().drain_s)
+
+
+@asynccontextmanager
+async def serving(config: PrefillConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningPrefill]:
+    """The server, from listening to stopped."""
     async with AsyncExitStack() as stack:
-        await _serve(config, runner, stack, ready)
+        yield await _start(config, runner, transport, stack)
 
 
-async def _serve(
-    config: PrefillConfig, runner: ModelRunner, stack: AsyncExitStack, ready: Callable[[str], None]
-) -> None:
+async def _start(
+    config: PrefillConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+) -> RunningPrefill:
     facts, layout, limits = runner.facts, runner.layout, Limits()
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
     pool_tokens = runner.storage.num_blocks * config.block_size
@@ -68,8 +96,6 @@ async def _serve(
     compute_thread, seal_thread = WorkThread("engine"), WorkThread("departure")
     stack.callback(compute_thread.close)
     stack.callback(seal_thread.close)
-    transport = choose_transport(config.transport, config.secret, config.host)
-    stack.push_async_callback(transport.close)
     server = make_server(config.secret, facts.context_length, limits)
     address = listen(server, config.host, config.port)
     queue = PromptQueue(kv, config.chunk_tokens)
@@ -124,15 +150,12 @@ async def _serve(
             counters + service.counters,
         )
 
-    def drain() -> None:
-        service.is_draining = True
-
     add_PrefillServicer_to_server(PrefillRpc(service, pairs, report), server)
     loop_task = asyncio.create_task(compute.run())
     stack.push_async_callback(_ended, loop_task)
     await server.start()
-    ready(address)
-    await serve_until_signal(server, drain, limits)
+    stack.push_async_callback(server.stop, 0)
+    return RunningPrefill(address, server, kv, service, pairs, queue, report)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -38,7 +38,7 @@ class ComputeLoop:
             for chunk, result in zip(chunks, results, strict=True):
                 self._publish(chunk, result)
 
-    async def _compute(self, chunks: list[Chunk]) -> list[int | None | Failure]:
+    async def _compute(self, chunks: list[Chunk]) -> list[int | Failure | None]:
         rooms = tuple(chunk.room for chunk in chunks)
         self.kv.pin(rooms)
         self.is_busy = True
@@ -49,13 +49,13 @@ class ComputeLoop:
             if self.kv.unpin(rooms):
                 self.queue.changed.set()
 
-    def _pass(self, chunks: list[Chunk]) -> list[int | None | Failure]:
+    def _pass(self, chunks: list[Chunk]) -> list[int | Failure | None]:
         for chunk in chunks:
             if chunk.is_new:
                 self.kv.scrub(chunk.room)
         return run_isolated(self.runner, [chunk.step for chunk in chunks])
 
-    def _publish(self, chunk: Chunk, result: int | None | Failure) -> None:
+    def _publish(self, chunk: Chunk, result: int | Failure | None) -> None:
         prompt = chunk.prompt
         if prompt.room is not chunk.room:
             return  # ended while the pass ran

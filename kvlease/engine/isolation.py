@@ -28,7 +28,7 @@ class Runner(Protocol):
         """The drawn token of each step, None where none was wanted."""
 
 
-def run_isolated(runner: Runner, steps: Sequence[SequenceStep]) -> list[int | None | Failure]:
+def run_isolated(runner: Runner, steps: Sequence[SequenceStep]) -> list[int | Failure | None]:
     """The result of each step. After a failed pass each step is run again alone: its slots are unproven, so that is safe."""
     try:
         return list(runner.run(steps))

@@ -197,7 +197,9 @@ def _offer(attempt: PrefillAttempt) -> Step:
 
 def _computed(attempt: PrefillAttempt, chunk: ChunkComputed) -> Step:
     assert attempt.num_computed < chunk.num_tokens <= attempt.num_tokens, "chunks are computed in order, once"
-    assert (chunk.first_token_id is not None) == (chunk.num_tokens == attempt.num_tokens), "the last chunk draws the token"
+    assert (chunk.first_token_id is not None) == (chunk.num_tokens == attempt.num_tokens), (
+        "the last chunk draws the token"
+    )
     moved = _moved(attempt, PrefillEvent.CHUNK)
     computed = replace(moved, num_computed=chunk.num_tokens, first_token_id=chunk.first_token_id)
     if chunk.first_token_id is None:

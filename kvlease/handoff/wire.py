@@ -60,9 +60,7 @@ def to_milliseconds(seconds: float) -> int:
 
 def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     """For both requests and proposals."""
-    return pb.Sampling(
-        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed
-    )
+    return pb.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed)
 
 
 def _decode_sampling(message: pb.Sampling) -> SamplingParams:
@@ -219,7 +217,7 @@ def encode_down(message: AttemptDown) -> pb.AttemptDown:
             return pb.AttemptDown(aborted=encode_aborted(message))
 
 
-def decode_down(message: pb.AttemptDown) -> AttemptDown:  # noqa: PLR0911 - one return per kind of message
+def decode_down(message: pb.AttemptDown) -> AttemptDown:
     """At decode."""
     match message.WhichOneof("message"):
         case "admitted":

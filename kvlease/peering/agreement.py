@@ -70,7 +70,11 @@ def disagreement(hello: pb.PairHello, own: Party, sealed_block_bytes: int) -> st
         if theirs != ours:
             return f"{what}: decode has {theirs}, prefill {ours}; {advice}"
     if hello.fingerprint != own.fingerprint:
-        same = "the same layout, other weights" if hello.layout == own.layout else f"decode {hello.layout}, prefill {own.layout}"
+        same = (
+            "the same layout, other weights"
+            if hello.layout == own.layout
+            else f"decode {hello.layout}, prefill {own.layout}"
+        )
         return f"model or dtype: {same}; start both with the same --model and --dtype"
     wanted = max(hello.max_model_len, own.max_model_len)
     smallest = min(hello.pool_tokens, own.pool_tokens)

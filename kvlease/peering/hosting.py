@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from kvlease.peering.limits import Limits
+from transport.contract import Transport
 
 
 def listen(server: grpc.aio.Server, host: str, port: int) -> str:
@@ -25,16 +26,24 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
     return f"{host}:{bound}"
 
 
-async def serve_until_signal(server: grpc.aio.Server, drain: Callable[[], None], limits: Limits) -> None:
-    """Until SIGTERM or SIGINT: then nothing new is let in, what runs may end, and the server stops."""
+async def until_signal() -> None:
+    """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
         loop.add_signal_handler(number, stop.set)
     try:
         await stop.wait()
-        drain()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)
-        await server.stop(limits.drain_s)
+
+
+@asynccontextmanager
+async def aclosing_transport(transport: Transport) -> AsyncIterator[Transport]:
+    """The transport, closed at the end: after the channels that were made by it."""
+    try:
+        yield transport
+    finally:
+        await transport.close()

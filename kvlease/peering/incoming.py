@@ -57,9 +57,7 @@ class IncomingPair:
     def report(self) -> PairReport:
         """For the status."""
         sent = self.departure.statistics()
-        return PairReport(
-            self.peer_address, self._transport, "ready", "", self.epoch, sent.num_frames, sent.num_bytes
-        )
+        return PairReport(self.peer_address, self._transport, "ready", "", self.epoch, sent.num_frames, sent.num_bytes)
 
     def end(self, detail: str) -> None:
         """Tell everything that stands on it."""

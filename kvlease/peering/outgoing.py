@@ -13,10 +13,10 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from kvlease.handoff.decode_attempt import Ended
 from kvlease.handoff.limits import Limits as HandoffLimits
 from kvlease.handoff.messages import AbortReason, Epoch
 from kvlease.handoff.verdicts import aborted
-from kvlease.handoff.decode_attempt import Ended
 from kvlease.peering.agreement import Party, hello_of
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.channels import credentials, open_channel
