@@ -52,7 +52,9 @@ class DepartureLine:
 
     async def _send(self, prompt: Prompt, departure: Departure, slot: Slot) -> None:
         room, computed, lease = prompt.room, prompt.computed, prompt.lease
-        assert room is not None and computed is not None and lease is not None, "only what may be sent is in line"
+        assert room is not None, "what may be sent has room"
+        assert computed is not None, "what may be sent is computed"
+        assert lease is not None, "what may be sent is granted"
         self._kv.pin((room,))
         try:
             num_bytes = await self._thread.run(

@@ -129,7 +129,7 @@ def decode_step(attempt: DecodeAttempt, happening: DecodeHappening) -> Step:
         return _end(attempt, aborted(AbortReason.PROTOCOL_ERROR, str(error)))
 
 
-def _step(attempt: DecodeAttempt, happening: DecodeHappening) -> Step:  # noqa: PLR0911 - one return per kind of event
+def _step(attempt: DecodeAttempt, happening: DecodeHappening) -> Step:  # noqa: PLR0911, C901 - one branch per kind of event
     match happening:
         case Admitted():
             return _moved(attempt, DecodeEvent.ADMITTED), ()

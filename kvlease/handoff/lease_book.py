@@ -76,9 +76,8 @@ class LeaseBook:
     def verify(self, lease_id: LeaseId, position: int) -> Lease:
         """Note that the block at `position` was verified; exactly once per position."""
         lease = self._leases[lease_id]
-        assert 0 <= position < lease.num_blocks and not lease.has(position), (
-            "landing refuses doubles and strangers first"
-        )
+        assert 0 <= position < lease.num_blocks, "landing refuses strangers first"
+        assert not lease.has(position), "landing refuses doubles first"
         self._leases[lease_id] = lease = replace(lease, verified=lease.verified | 1 << position)
         return lease
 

@@ -66,7 +66,8 @@ class KVMemory:
 
     def unpin(self, rooms: Sequence[Room]) -> bool:
         """It has ended. Whether blocks became free by that."""
-        return any([self.pool.unpin(room.holder) for room in rooms])
+        freed = [self.pool.unpin(room.holder) for room in rooms]
+        return any(freed)
 
     def free(self, room: Room) -> bool:
         """The sequence has ended. Whether blocks became free now; if not, they do at the last unpin."""
