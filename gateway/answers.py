@@ -130,6 +130,6 @@ class ChatShape:
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
 
 
-def _choices_and_usage(choice: Json | None, usage: Usage | None, includes_usage: bool) -> Json:
+def _choices_and_usage(choice: Json | None, usage: Usage | None, includes_usage: bool) -> dict[str, object]:
     choices = {"choices": [] if choice is None else [choice]}
     return choices | {"usage": usage and usage.body()} if includes_usage else choices

@@ -17,7 +17,7 @@ from typing import cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers import AnswerHead, AnswerShape
+from gateway.answers import AnswerHead, AnswerShape, Json
 from gateway.body import Bodies, HeldBody
 from gateway.errors import RequestRefused
 from gateway.jobs import Job, Parser
@@ -56,6 +56,8 @@ class Exchanges:
         self.limits = limits
         self.is_draining = False
         self._open: set[Exchange] = set()
+        self._has_none = asyncio.Event()
+        self._has_none.set()
 
     @property
     def num_open(self) -> int:
@@ -67,10 +69,17 @@ class Exchanges:
         exchange = Exchange(self, api, Request(scope, receive), send)
         refusal = self._refusal()
         self._open.add(exchange)
+        self._has_none.clear()
         try:
             await exchange.run(refusal)
         finally:
             self._open.discard(exchange)
+            if not self._open:
+                self._has_none.set()
+
+    async def wait_until_none(self) -> None:
+        """Wait until no exchange is open."""
+        await self._has_none.wait()
 
     def abort_all(self) -> None:
         """Every open exchange ends now with 503; for the end of draining."""
@@ -112,12 +121,10 @@ class Exchange:
         shared = self._shared
         shared.journal.began()
         try:
-            if refusal is not None:
-                raise RequestRefused(refusal)
-            tenant = shared.tenants.authenticate(self._request.headers)
-            self._record.tenant = tenant
-            body = await shared.bodies.read(self._request)
-            await self._respond_while_connected(tenant, body)
+            if refusal is None:
+                await self._admitted()
+            else:
+                await self._fail(refusal)
         except RequestRefused as refused:
             await self._fail(refused.error)
         except ClientDisconnect:
@@ -125,6 +132,12 @@ class Exchange:
         finally:
             self._record.http_status = self._reply.http_status or CLIENT_LEFT_STATUS
             shared.journal.ended(self._record, asyncio.get_running_loop().time())
+
+    async def _admitted(self) -> None:
+        tenant = self._shared.tenants.authenticate(self._request.headers)
+        self._record.tenant = tenant
+        body = await self._shared.bodies.read(self._request)
+        await self._respond_while_connected(tenant, body)
 
     async def _respond_while_connected(self, tenant: TenantId, body: HeldBody) -> None:
         """Cancels the work when the client leaves; waits until all of it has ended."""
@@ -160,7 +173,7 @@ class Exchange:
             raise
         except OSError:
             logger.debug("client.gone", extra={"request_id": self._record.request_id})
-        except Exception:  # noqa: BLE001 - the outermost place: a fault of ours is told to its client and ends nobody else
+        except Exception:
             logger.exception("request.crashed", extra={"request_id": self._record.request_id})
             await self._fail(ApiError(500, "The gateway failed; its log says why.", "internal_error"))
 
@@ -173,7 +186,7 @@ class Exchange:
     async def _counted(self, source: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:
         """The events, noted down as they pass."""
         record, clock = self._record, asyncio.get_running_loop().time
-        async with aclosing(cast(AsyncGenerator[TextEvent, None], source)) as events:
+        async with aclosing(cast("AsyncGenerator[TextEvent, None]", source)) as events:
             async for event in events:
                 if isinstance(event, Text):
                     record.num_generated_tokens += event.num_tokens
@@ -259,5 +272,5 @@ class StreamWriter:
         if opening is not None:
             await self._choice(opening)
 
-    async def _choice(self, choice: object) -> None:
+    async def _choice(self, choice: Json) -> None:
         await self._reply.event(self._shape.chunk(self._head, choice, None, self._includes_usage))

@@ -60,10 +60,11 @@ def parse_completion(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
     """POST /v1/completions."""
     body = validated(parse_object(data), CompletionBody, NEUTRAL_COMPLETION)
     _check_shared(body, model, bounds)
-    if isinstance(body.prompt, str):
-        prompt = _tokenized(body.prompt, True, model, bounds, "prompt")
-    else:
-        prompt = _checked_ids(body.prompt, model)
+    prompt = (
+        _tokenized(body.prompt, True, model, bounds, "prompt")
+        if isinstance(body.prompt, str)
+        else _checked_ids(body.prompt, model)
+    )
     default = COMPLETION_DEFAULT_TOKENS
     return _job(body, prompt, _output_length(body.max_tokens, default, prompt, bounds, ("prompt", "max_tokens")))
 
@@ -134,7 +135,9 @@ def _checked_ids(token_ids: tuple[int, ...], model: ServedModel) -> tuple[int, .
     position = model.first_unknown(token_ids)
     if position is not None:
         bounds = f"0 to {model.vocab_size - 1}"
-        _refuse(invalid(f"'prompt': the token id at position {position} is not in the vocabulary ({bounds}).", "prompt"))
+        _refuse(
+            invalid(f"'prompt': the token id at position {position} is not in the vocabulary ({bounds}).", "prompt")
+        )
     return token_ids
 
 

@@ -51,13 +51,25 @@ class GrpcStatusClient:
         await self._channel.close()
 
 
-class GrpcDecodeClient(GrpcStatusClient):
+class GrpcDecodeClient:
     """One decode server."""
 
     def __init__(self, address: str, secret: str, context_length: int) -> None:
         """Connects with the first call."""
-        super().__init__(DECODE, address, secret, context_length)
+        self.address = address
+        self._credentials = credentials(secret)
+        self._status = GrpcStatusClient(DECODE, address, secret, context_length)
+        self._channel = open_channel(address, context_length, Limits())
         self._generate = rpc.DecodeStub(self._channel).Generate
+
+    async def status(self) -> ServerFacts | None:
+        """None: unreachable."""
+        return await self._status.status()
+
+    async def close(self) -> None:
+        """Close the channels."""
+        await self._status.close()
+        await self._channel.close()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """The events of one request, the last of them terminal. Closing the iterator cancels it everywhere."""

@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictInt, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 from gateway.errors import RequestRefused
@@ -34,7 +43,9 @@ def _check_prompt(value: object) -> str | tuple[int, ...]:
     if not value:
         raise PydanticCustomError("empty_prompt", "the prompt is empty")
     if isinstance(value[0], (str, list)):
-        raise PydanticCustomError("unsupported_parameter", "several prompts in one request are not supported; send one each")
+        raise PydanticCustomError(
+            "unsupported_parameter", "several prompts in one request are not supported; send one each"
+        )
     try:
         return tuple(_TOKEN_IDS.validate_python(value))
     except ValidationError as error:

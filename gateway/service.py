@@ -6,7 +6,7 @@ Never: speaks HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -132,7 +132,7 @@ class Service:
 
     async def _attempt(
         self, address: str, request: GenerationRequest, text: TextAssembler
-    ) -> AsyncIterator[TextEvent | Aborted]:
+    ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
         num_prompt = len(request.prompt_token_ids)
         events: AsyncIterator[GenerationEvent] = self._clients[address].generate(request)

@@ -16,7 +16,11 @@ from gateway.openai_errors import ApiError
 #: Line breaks that some readers of event streams honour; JSON leaves them as they are.
 _LINE_BREAKS = str.maketrans({"\u0085": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 _JSON = ("content-type", "application/json")
-_EVENTS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+_EVENTS = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
 _DONE = b"data: [DONE]\n\n"
 
 Headers = Iterable[tuple[str, str]]

@@ -110,4 +110,4 @@ class TextAssembler:
         if self.is_stopped:
             return ""
         tail = self._stops.push(self._detokenizer.flush())
-        return tail if self.is_stopped else tail + self._stops.flush()
+        return tail + self._stops.flush()  # nothing is held behind a stop string

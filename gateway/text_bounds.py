@@ -35,7 +35,9 @@ class TextBound:
     def min_tokens(self, text: str) -> int:
         """No encoding of `text` has fewer tokens than this. Needs milliseconds a megabyte."""
         data = text.encode()
-        return int(sum(data.count(byte) * weight for byte, weight in enumerate(self.weights) if weight) * (1 - _ROUNDING))
+        return int(
+            sum(data.count(byte) * weight for byte, weight in enumerate(self.weights) if weight) * (1 - _ROUNDING)
+        )
 
 
 NO_BOUND = TextBound((0.0,) * 256)
@@ -112,7 +114,7 @@ def _normalizer_shrinks(normalizer: Mapping[str, Any] | None) -> float | None:
 def _keeps_text(step: Mapping[str, Any]) -> bool:
     if step["type"] not in _KEEPS_TEXT:
         return False
-    return step["type"] != "Split" or step["behavior"] != "Removed"
+    return bool(step["type"] != "Split" or step["behavior"] != "Removed")
 
 
 def _bytes_of(entry: str, is_byte_level: bool) -> bytes:
