@@ -46,4 +46,4 @@ def get(url: str, path: str, limits: Limits, api_key: str = "") -> Answer:
         finally:
             connection.close()
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise Unreachable(f"no gateway answers at {url}: {error or type(error).__name__}") from None
+        raise Unreachable(f"no gateway answers at {url}: {str(error) or type(error).__name__}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlease.cli.errors import ConfigurationError
+from kvlease.kvcache.sizing import blocks_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def refuse_context_that_does_not_fit(max_model_len: int, context_length: int, po
         )
     for pool in pools:
         if pool.num_blocks and pool.num_tokens < max_model_len:
-            needed = -(-max_model_len // pool.block_size)
+            needed = blocks_for(max_model_len, pool.block_size)
             raise ConfigurationError(
                 f"--max-model-len {max_model_len} does not fit {pool.option} {pool.num_blocks}: {pool.num_blocks} blocks of"
                 f" {pool.block_size} tokens hold {pool.num_tokens}; give at least {needed} blocks,"

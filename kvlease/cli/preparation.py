@@ -10,13 +10,13 @@ from pathlib import Path
 from kvlease.cli.capacity import PoolSize, refuse_context_that_does_not_fit
 from kvlease.cli.errors import ConfigurationError
 from kvlease.cli.settings import Settings
+from kvlease.models.errors import ModelUnusable
+from kvlease.models.facts import ModelFacts
 
 
 def prepare(settings: Settings, pools: tuple[PoolSize, ...]) -> Path:
     """The prepared folder of --model. Raises ConfigurationError when there is none, or when --max-model-len does not fit it."""
-    from kvlease.models.errors import ModelUnusable
-    from kvlease.models.facts import ModelFacts
-    from kvlease.models.folder import prepare_model
+    from kvlease.models.folder import prepare_model  # noqa: PLC0415  loads what converts models, which few starts need
 
     try:
         folder = prepare_model(settings.model, settings.cache_dir)

@@ -186,8 +186,8 @@ class Supervisor:
         return [Say(f"{server.name} is gone ({reason}); starting it again in {pause_s:g} s")]
 
     def _pause_s(self, num_deaths: int) -> float:
-        doublings = min(num_deaths - 1, 32)
-        return min(self._limits.restart_first_s * 2**doublings, self._limits.restart_most_s)
+        doublings = min(num_deaths - 1, 32)  # beyond any pause, and within a float
+        return min(self._limits.restart_first_s * 2.0**doublings, self._limits.restart_most_s)
 
     def _note_stop(self, now: float) -> list[Action]:
         if not self.is_stopping:

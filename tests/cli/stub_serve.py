@@ -27,7 +27,7 @@ def main() -> int:
     try:
         return serve(from_process(["serve", *sys.argv[1:]]).settings, STUB_PROGRAM, prepare_nothing)
     except CommandError as error:
-        print(f"kvlease: {error}", file=sys.stderr)
+        sys.stderr.write(f"kvlease: {error}\n")
         return error.exit_code
 
 
