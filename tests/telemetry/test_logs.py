@@ -71,7 +71,11 @@ def test_json_holds_the_same_as_the_line() -> None:
     stream = written(as_json=True)
     logger.info("lease.granted", extra={"lease": b"\x5e\x0c", "num_blocks": 7})
     line = json.loads(stream.getvalue())
-    assert (line["event"], line["role"], line["fields"]) == ("lease.granted", "decode", {"lease": "5e0c", "num_blocks": 7})
+    assert (line["event"], line["role"], line["fields"]) == (
+        "lease.granted",
+        "decode",
+        {"lease": "5e0c", "num_blocks": 7},
+    )
 
 
 def test_setting_up_twice_writes_each_line_once() -> None:
