@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -298,13 +299,14 @@ def test_check_finds_a_block_that_was_lost() -> None:
 
 def test_pools_differ_by_state_holder_pin_and_generation() -> None:
     pool, handles = filled(2)
-    for change in (
+    changes: tuple[Callable[[BlockPool], object], ...] = (
         lambda twin: twin.publish(A, handles[1:]),
         lambda twin: twin.pin(A),
         lambda twin: twin.reserve(A, 1),
         lambda twin: twin.reserve(B, 0),
         lambda twin: twin.release(A),
-    ):
+    )
+    for change in changes:
         twin = pool.copy()
         change(twin)
         assert twin != pool
