@@ -1,1 +1,1 @@
-"""Channels between servers: secret, pairing, probes."""
+"""Channels between servers: secret, pairing, probes, attempt streams."""

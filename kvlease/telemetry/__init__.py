@@ -1,1 +1,1 @@
-"""Logs and metrics."""
+"""Logs: how an event becomes a line."""

@@ -1,0 +1,159 @@
+"""The decode server's composition root: builds every long-lived object and closes them in reverse.
+
+Never: decides anything about a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import grpc.aio
+
+from decode_server.config import DecodeConfig
+from decode_server.memory import DecodeMemory
+from decode_server.peers import PeerMaker, Peers
+from decode_server.rpc import DecodeRpc
+from decode_server.sequences import RunningBatch
+from decode_server.service import DecodeService, Identity
+from decode_server.worker import decode_tokens
+from kvlease.engine.loading import resolve_dtype
+from kvlease.engine.runner import ModelRunner
+from kvlease.engine.threads import set_threads
+from kvlease.engine.work_thread import WorkThread
+from kvlease.handoff.limits import Limits as HandoffLimits
+from kvlease.kvcache.layout import attention_layout
+from kvlease.kvcache.memory import KVMemory
+from kvlease.kvcache.pool import BlockPool
+from kvlease.kvcache.seal import sealed_block_bytes
+from kvlease.kvcache.sizing import default_num_blocks
+from kvlease.models.facts import ModelFacts
+from kvlease.peering.agreement import Party
+from kvlease.peering.channels import make_server
+from kvlease.peering.heartbeat import Beat
+from kvlease.peering.hosting import aclosing_transport, listen, until_signal
+from kvlease.peering.identity import draw_incarnation
+from kvlease.peering.limits import Limits
+from kvlease.peering.status import ServerReport
+from kvlease.peering.transports import choose_transport
+from kvlease.v1.kvlease_pb2_grpc import add_DecodeServicer_to_server
+from transport.contract import Transport
+
+
+def load_engine(config: DecodeConfig) -> ModelRunner:
+    """The model and its pool, as the configuration wants them."""
+    set_threads(config.threads)
+    facts = ModelFacts.read(config.model)
+    dtype = resolve_dtype(config.dtype, config.device)
+    layout = attention_layout(facts.num_layers, facts.num_kv_heads, facts.head_dim, str(dtype).removeprefix("torch."))
+    num_blocks = config.num_blocks or default_num_blocks(facts.context_length, config.block_size, layout.token_bytes)
+    return ModelRunner.load(
+        config.model, dtype=config.dtype, device=config.device, num_blocks=num_blocks, block_size=config.block_size
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDecode:
+    """A decode server that listens, and its parts: for its composition root and for tests of the whole."""
+
+    address: str
+    server: grpc.aio.Server
+    service: DecodeService
+    peers: Peers
+    memory: DecodeMemory
+    batch: RunningBatch
+    report: Callable[[], ServerReport]
+
+
+async def run(config: DecodeConfig, ready: Callable[[str], None]) -> None:
+    """Serve until told to stop; `ready` is called with the address once it listens."""
+    runner = load_engine(config)
+    transport = choose_transport(config.transport, config.secret, config.host)
+    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+        ready(running.address)
+        await until_signal()
+        running.service.is_draining = True
+        await running.server.stop(Limits().drain_s)
+
+
+@asynccontextmanager
+async def serving(config: DecodeConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningDecode]:
+    """The server, from listening to stopped."""
+    async with AsyncExitStack() as stack:
+        yield await _start(config, runner, transport, stack)
+
+
+async def _start(
+    config: DecodeConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+) -> RunningDecode:
+    facts, layout, limits = runner.facts, runner.layout, Limits()
+    kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
+    memory = DecodeMemory(kv, HandoffLimits().max_bypass)
+    pool_tokens = runner.storage.num_blocks * config.block_size
+    fingerprint = layout.fingerprint(facts.fingerprint)
+    incarnation = draw_incarnation()
+    compute_thread, land_thread = WorkThread("engine"), WorkThread("landing")
+    stack.callback(compute_thread.close)
+    stack.callback(land_thread.close)
+    server = make_server(config.secret, facts.context_length, limits)
+    address = listen(server, config.host, config.port)
+    batch = RunningBatch(kv.ledger, config.max_batch)
+    counters: Counter[str] = Counter()
+
+    def party() -> Party:
+        return Party(
+            address,
+            incarnation,
+            fingerprint,
+            layout.describe(),
+            pool_tokens,
+            facts.context_length,
+            config.max_model_len,
+            config.block_size,
+            config.ring_bytes,
+            sealed_block_bytes(layout, config.block_size),
+            transport.name,
+        )
+
+    def beat() -> Beat:
+        return Beat(runner.pulse, len(batch) > 0)
+
+    maker = PeerMaker(party, config.secret, transport, beat, memory, land_thread, counters)
+    peers = Peers([maker.make(peer_address) for peer_address in config.prefill_servers])
+    context_length = config.max_model_len or facts.context_length
+    identity = Identity(incarnation, fingerprint, pool_tokens, context_length, facts.vocab_size, config.max_queue)
+    service = DecodeService(identity, peers, memory, batch, land_thread)
+
+    def report() -> ServerReport:
+        return ServerReport(
+            "decode",
+            address,
+            incarnation,
+            facts.name,
+            runner.dtype,
+            config.block_size,
+            kv.counts(),
+            service.num_waiting,
+            len(batch),
+            service.max_model_len,
+            [pair.report() for pair in peers.pairs],
+            counters + service.counters,
+        )
+
+    add_DecodeServicer_to_server(DecodeRpc(service, report), server)
+    tasks = [asyncio.create_task(pair.keep()) for pair in peers.pairs]
+    tasks.append(asyncio.create_task(decode_tokens(batch, memory, runner, compute_thread)))
+    for task in tasks:
+        stack.push_async_callback(_ended, task)
+    await server.start()
+    stack.push_async_callback(server.stop, 0)
+    return RunningDecode(address, server, service, peers, memory, batch, report)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

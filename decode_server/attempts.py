@@ -1,0 +1,183 @@
+"""One attempt, performed: feeds `decode_step` with what happens and does what it says.
+
+Never: decides; or leaves a lease, a room or a stream behind, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from decode_server.landing import Berth
+from decode_server.memory import DecodeMemory
+from decode_server.peers import Peer
+from kvlease.engine.work_thread import WorkThread
+from kvlease.handoff.decode_attempt import (
+    AskRoom,
+    Committed,
+    Conclude,
+    DecodeAction,
+    DecodeAttempt,
+    DecodeHappening,
+    Ended,
+    OpenLease,
+    RoomReserved,
+    SendUp,
+    decode_step,
+)
+from kvlease.handoff.lease_book import Lease
+from kvlease.handoff.limits import Limits
+from kvlease.handoff.messages import Aborted, AbortReason, Complete, Proposal, Rejected
+from kvlease.handoff.tables import DecodeState
+from kvlease.handoff.verdicts import aborted
+from kvlease.handoff.wire import WireError
+from kvlease.kvcache.landing import Expectation
+from kvlease.kvcache.memory import Room
+from kvlease.kvcache.seal import chain_hashes
+from kvlease.kvcache.sizing import blocks_for
+from kvlease.peering.attempt_stream import AttemptStream
+from kvlease.peering.errors import PairLost
+from kvlease.peering.identity import draw_grant
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The prompt's KV is here, verified, in this room, which is the caller's now."""
+
+    room: Room
+    first_token_id: int
+
+
+AttemptEnd = Arrived | Complete | Rejected | Aborted
+
+
+class AttemptRun:
+    """One attempt at one peer. `run` once."""
+
+    def __init__(self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread) -> None:
+        """Nothing is held or sent before `run`."""
+        num_tokens = len(proposal.prompt_token_ids)
+        self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
+        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
+        self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
+        self._limits = Limits()
+        self._room: Room | None = None
+        self._lease: Lease | None = None
+
+    def post(self, happening: DecodeHappening) -> None:
+        """Something happened."""
+        self._inbox.put_nowait(happening)
+
+    async def run(self) -> AttemptEnd:
+        """Until it concludes. Cancelled: ended on both sides, nothing held."""
+        stream = self._peer.pair.open_attempt()
+        self._peer.pair.standing.add(self)
+        tasks: list[asyncio.Task[None]] = [asyncio.create_task(self._listen(stream))]
+        outcome: AttemptEnd | None = None
+        try:
+            await self._send(stream, SendUp(self._proposal))
+            outcome = await self._drive(stream, tasks)
+            return outcome
+        finally:
+            self._peer.pair.standing.discard(self)
+            await self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
+
+    async def _drive(self, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> AttemptEnd:
+        while True:
+            self._attempt, actions = decode_step(self._attempt, await self._next())
+            for action in actions:
+                if isinstance(action, Conclude):
+                    return self._concluded(action)
+                await self._perform(action, stream, tasks)
+
+    def _concluded(self, action: Conclude) -> AttemptEnd:
+        if isinstance(action.outcome, Committed):
+            assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._room, action.outcome.first_token_id)
+        return action.outcome
+
+    async def _next(self) -> DecodeHappening:
+        """What happened next; under a lease, standing still for too long is something that happens."""
+        while True:
+            patience = self._limits.stall_s if self._attempt.lease is not None else None
+            try:
+                async with asyncio.timeout(patience):
+                    return await self._inbox.get()
+            except TimeoutError:
+                computing = self._attempt.state is DecodeState.GRANTED
+                if computing and self._peer.pair.life.still_for_s() < self._limits.stall_s:
+                    continue
+                missing = self._attempt.num_blocks - (self._attempt.lease.num_verified if self._attempt.lease else 0)
+                message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
+                return Ended(aborted(AbortReason.PEER_STALLED, message))
+
+    async def _perform(self, action: DecodeAction, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> None:
+        match action:
+            case AskRoom():
+                tasks.append(asyncio.create_task(self._find_room()))
+            case OpenLease(lease):
+                self._open(lease)
+            case SendUp():
+                await self._send(stream, action)
+
+    async def _send(self, stream: AttemptStream, action: SendUp) -> None:
+        try:
+            await stream.send(action.message)
+        except PairLost as error:
+            self.post(Ended(aborted(AbortReason.PEER_LOST, str(error))))
+
+    async def _listen(self, stream: AttemptStream) -> None:
+        try:
+            async for message in stream.messages():
+                self.post(message)
+            reason = aborted(AbortReason.PEER_LOST, "prefill ended the attempt's stream")
+        except WireError as error:
+            reason = aborted(AbortReason.PROTOCOL_ERROR, str(error))
+        except PairLost as error:
+            reason = aborted(AbortReason.PEER_LOST, str(error))
+        self.post(Ended(reason))
+
+    async def _find_room(self) -> None:
+        proposal, kv = self._proposal, self._memory.kv
+        num_tokens = len(proposal.prompt_token_ids)
+        self._room = await self._memory.hold(blocks_for(num_tokens + proposal.max_tokens, kv.block_size))
+        kv.pin((self._room,))
+        try:
+            # The blocks before are wholly overwritten by what lands; these are written slot by slot.
+            await self._thread.run(kv.scrub, self._room, num_tokens // kv.block_size)
+        finally:
+            self._memory.unpin((self._room,))
+        self.post(RoomReserved(draw_grant(proposal.epoch), self._room.holder))
+
+    def _open(self, lease: Lease) -> None:
+        assert self._room is not None, "the lease is opened for the room that was reserved"
+        proposal, block_size = self._proposal, self._memory.kv.block_size
+        expectation = Expectation(
+            lease.grant.lease_id,
+            lease.grant.nonce,
+            proposal.fingerprint,
+            chain_hashes(proposal.prompt_token_ids, block_size),
+            lease.num_tokens,
+            block_size,
+        )
+        self._peer.dock.open(lease, Berth(self._room, expectation, self))
+        self._lease = lease
+
+    async def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
+        """The lease first: no block can land any more; then the room, at once; then everybody else."""
+        if self._lease is not None:
+            self._peer.dock.end(self._lease.grant.lease_id)
+        for task in tasks:
+            task.cancel()
+        if not keep_room:
+            stream.cancel()
+        await _ended(tasks)
+        if self._room is not None and not keep_room:
+            self._memory.free(self._room)
+        stream.cancel()
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    waiting: Awaitable[object] = asyncio.gather(*tasks, return_exceptions=True)
+    await waiting

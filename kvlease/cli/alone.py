@@ -1,0 +1,61 @@
+"""`kvlease gateway|prefill|decode`: one server in this process, for a cluster that spans machines.
+
+Never: makes a secret; without the cluster's own, nothing starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from kvlease.cli.capacity import PoolSize
+from kvlease.cli.child import limit_threads, run_to_exit, serving, start_logging
+from kvlease.cli.configs import (
+    ServerConfig,
+    cores,
+    decode_config,
+    gateway_config,
+    prefill_config,
+    require_addresses,
+    take_secret,
+)
+from kvlease.cli.limits import Limits
+from kvlease.cli.preparation import prepare
+from kvlease.cli.settings import DECODE, GATEWAY, PREFILL, Settings
+
+
+def run_alone(command: str, settings: Settings, environ: MutableMapping[str, str]) -> int:
+    """Run one server until it ends. Returns the exit code; raises ConfigurationError."""
+    settings = settings.model_copy(update={"threads": settings.threads or cores()})
+    require_addresses(settings, *_peers(command))
+    secret = take_secret(settings, environ, Limits())
+    limit_threads(settings.threads, environ)
+    config = _config(command, settings, prepare(settings, _pools(command, settings)), secret)
+    start_logging(settings.log_level)
+    server = serving(config, lambda address: print(f"kvlease {command} is listening: {address}", flush=True))
+    return run_to_exit(server, lambda line: print(f"kvlease: {line}", file=sys.stderr))
+
+
+def _peers(command: str) -> tuple[str, ...]:
+    """Options without which the server has nobody to work with."""
+    return {GATEWAY: ("prefill_addresses", "decode_addresses"), DECODE: ("prefill_addresses",)}.get(command, ())
+
+
+def _pools(command: str, settings: Settings) -> tuple[PoolSize, ...]:
+    match command:
+        case "prefill":
+            return (PoolSize("--prefill-blocks", settings.prefill_blocks, settings.block_size),)
+        case "decode":
+            return (PoolSize("--decode-blocks", settings.decode_blocks, settings.block_size),)
+        case _:
+            return ()
+
+
+def _config(command: str, settings: Settings, model: Path, secret: str) -> ServerConfig:
+    if command == GATEWAY:
+        return gateway_config(settings, model, secret, settings.prefill_addresses, settings.decode_addresses)
+    at = (settings.host, settings.port or 0)
+    if command == PREFILL:
+        return prefill_config(settings, model, secret, *at)
+    return decode_config(settings, model, secret, at, settings.prefill_addresses)

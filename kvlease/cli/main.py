@@ -1,0 +1,61 @@
+"""The `kvlease` command: one exit code and, when something is refused, one line on stderr.
+
+Never: imports a server, torch or gRPC before it is known that one is run.
+"""
+# ruff: noqa: PLC0415  each command loads only what it runs, so that --help is quick and a gateway has no torch
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+_SUPERVISED = "--supervised"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (by default the process's). Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) == 2 and arguments[1] == _SUPERVISED:  # a child of `serve`: its configuration is on stdin
+        from kvlease.cli.child import run_supervised
+
+        return run_supervised(arguments[0])
+    return _run_command(arguments)
+
+
+def _run_command(arguments: Sequence[str]) -> int:
+    from kvlease.cli.errors import EXIT_INTERRUPTED, CommandError
+
+    try:
+        return _dispatch(arguments)
+    except CommandError as error:
+        print(f"kvlease: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    from kvlease.cli.limits import Limits
+    from kvlease.cli.options import from_process, render
+    from kvlease.cli.settings import SERVE, STATUS
+
+    invocation = from_process(arguments)
+    if invocation.print_config:
+        sys.stdout.write(render(invocation))
+        return 0
+    if invocation.command == STATUS:
+        from kvlease.cli.status import report_status
+
+        sys.stdout.write(report_status(invocation.settings.url, invocation.json, Limits()))
+        return 0
+    from kvlease.cli.configs import refuse_unusable
+
+    refuse_unusable(invocation.settings)
+    if invocation.command == SERVE:
+        from kvlease.cli.serve import serve
+
+        return serve(invocation.settings)
+    from kvlease.cli.alone import run_alone
+
+    return run_alone(invocation.command, invocation.settings, os.environ)

@@ -1,0 +1,134 @@
+"""What one forward pass is asked to do: steps of many sequences, packed into one row of tokens.
+
+A step brings any number of new tokens of one sequence; a whole prompt, a chunk of one and a single decoded token differ only in
+that number. Packing computes once, for the whole pass, where every new token goes:
+
+    steps          A: 3 new tokens        B: 1 new       C: 2 new
+    packed row     a5   a6   a7           b41            c0   c1
+    position       5    6    7            41             0    1
+    destination    (block, slot) by the sequence's own block table
+
+Never: touches a tensor or the storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlease.kvcache.ledger import ReadableBlocks
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSpec:
+    """How a token is drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off; `seed` has 64 bits."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no sampler could use."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """New tokens of one sequence, to stand at positions `context.num_tokens` onwards; `context.table` must have room for them.
+
+    `sampling` None: no token is wanted, as in every chunk of a prompt but the last.
+    """
+
+    context: ReadableBlocks
+    token_ids: tuple[int, ...]
+    sampling: SamplingSpec | None
+
+    @property
+    def num_tokens(self) -> int:
+        """The sequence's length after this step; also the position of the token that it draws."""
+        return self.context.num_tokens + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequence:
+    """One step's share of the row: tokens `first..last-1`, attending to `num_tokens` positions in the blocks of `table`."""
+
+    first: int
+    last: int
+    num_tokens: int
+    table: IntArray  # [blocks that hold num_tokens]
+
+    @property
+    def num_new(self) -> int:
+        """New tokens of this step."""
+        return self.last - self.first
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing came before these tokens."""
+        return self.num_new == self.num_tokens
+
+    @property
+    def is_consecutive(self) -> bool:
+        """The blocks lie one behind the other, so that their slots can be seen without copying them."""
+        return bool(self.table[-1] - self.table[0] == self.table.size - 1 and (np.diff(self.table) == 1).all())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """The row and its destinations; every array has one entry for each new token."""
+
+    steps: tuple[SequenceStep, ...]
+    sequences: tuple[PackedSequence, ...]  # one for each step, in their order
+    token_ids: IntArray
+    positions: IntArray
+    blocks: IntArray
+    slots: IntArray
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """Indices of the steps that want a token."""
+        return tuple(i for i, step in enumerate(self.steps) if step.sampling is not None)
+
+
+def pack(steps: Sequence[SequenceStep], block_size: int) -> PackedBatch:
+    """Lay the steps one behind the other. A step without tokens or without room is a mistake of ours."""
+    assert steps, "a pass needs at least one step"
+    sequences: list[PackedSequence] = []
+    first = 0
+    for step in steps:
+        sequences.append(_place(step, first, block_size))
+        first = sequences[-1].last
+    positions = np.concatenate([np.arange(s.num_tokens - s.num_new, s.num_tokens, dtype=np.int64) for s in sequences])
+    owners = np.repeat(np.arange(len(sequences)), [s.num_new for s in sequences])
+    starts = np.cumsum([0, *(s.table.size for s in sequences[:-1])])
+    blocks = np.concatenate([s.table for s in sequences])[starts[owners] + positions // block_size]
+    slots = positions % block_size
+    token_ids = np.fromiter((token for step in steps for token in step.token_ids), np.int64, first)
+    return PackedBatch(tuple(steps), tuple(sequences), token_ids, positions, blocks, slots)
+
+
+def _place(step: SequenceStep, first: int, block_size: int) -> PackedSequence:
+    context = step.context
+    assert isinstance(context, ReadableBlocks), f"a step's context must be proven, got {type(context).__name__}"
+    assert step.token_ids, f"sequence {context.sequence_id}: a step without tokens"
+    num_blocks = -(-step.num_tokens // block_size)
+    assert num_blocks <= len(context.table), (
+        f"sequence {context.sequence_id}: {step.num_tokens} tokens in {len(context.table)} blocks of {block_size}"
+    )
+    table = np.array(context.table[:num_blocks], dtype=np.int64)
+    return PackedSequence(first, first + len(step.token_ids), step.num_tokens, table)

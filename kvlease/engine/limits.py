@@ -1,0 +1,18 @@
+"""Named limits of the engine.
+
+Never: read at run time from anywhere else; a runner gets its `Limits` when it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what one forward pass may hold."""
+
+    #: New tokens in one pass. Activations grow with it (tens of kilobytes a token in a small model), and so does the time until an abort is seen.
+    max_step_tokens: int = 8192
+    #: Tokens ranked before a nucleus falls back to sorting the whole vocabulary. Nearly every nucleus of a real text is far smaller.
+    nucleus_candidates: int = 1024

@@ -1,0 +1,274 @@
+"""The one converter between the handoff's values and protobuf.
+
+Decoding a peer's message gives a value or raises `WireError`; nothing half-decoded leaves this module.
+
+Never: lets a protobuf object past the gRPC edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvlease.handoff.messages import (
+    Aborted,
+    AbortReason,
+    Admitted,
+    AttemptDown,
+    AttemptUp,
+    Commit,
+    Complete,
+    Epoch,
+    Finished,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    Grant,
+    Incarnation,
+    LeaseId,
+    Nonce,
+    Proposal,
+    Ready,
+    Receipt,
+    Rejected,
+    RejectReason,
+    RequestId,
+    SamplingParams,
+    TenantId,
+    TokensGenerated,
+)
+from kvlease.v1 import kvlease_pb2 as pb
+
+Decoded = TypeVar("Decoded")
+
+
+class WireError(ValueError):
+    """A peer's message does not make sense; the text says which and why."""
+
+
+def _checked(name: str, make: Callable[[], Decoded]) -> Decoded:
+    try:
+        return make()
+    except ValueError as error:
+        raise WireError(f"{name}: {error}") from error
+
+
+def to_milliseconds(seconds: float) -> int:
+    """Remaining time as it travels: rounded down, at least one millisecond while any is left."""
+    return min(max(int(seconds * 1000), 1), 2**32 - 1) if seconds > 0 else 0
+
+
+def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
+    """For both requests and proposals."""
+    return pb.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed)
+
+
+def _decode_sampling(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
+
+
+def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
+    """Gateway to decode."""
+    return pb.GenerateRequest(
+        request_id=request.request_id,
+        tenant=request.tenant,
+        prompt_token_ids=request.prompt_token_ids,
+        max_tokens=request.max_tokens,
+        sampling=encode_sampling(request.sampling),
+        end_token_ids=sorted(request.end_token_ids),
+        remaining_ms=to_milliseconds(request.remaining_s),
+        prefill_candidates=request.prefill_candidates,
+    )
+
+
+def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
+    """At decode's door."""
+    return _checked(
+        "GenerateRequest",
+        lambda: GenerationRequest(
+            RequestId(message.request_id),
+            TenantId(message.tenant),
+            tuple(message.prompt_token_ids),
+            message.max_tokens,
+            _decode_sampling(message.sampling),
+            frozenset(message.end_token_ids),
+            message.remaining_ms / 1000,
+            tuple(message.prefill_candidates),
+        ),
+    )
+
+
+def encode_event(event: GenerationEvent) -> pb.GenerateEvent:
+    """Decode to gateway."""
+    match event:
+        case TokensGenerated(token_ids):
+            return pb.GenerateEvent(tokens=pb.Tokens(token_ids=token_ids))
+        case Finished(reason, num_prompt_tokens, num_generated_tokens):
+            finished = pb.Finished(
+                reason=reason, num_prompt_tokens=num_prompt_tokens, num_generated_tokens=num_generated_tokens
+            )
+            return pb.GenerateEvent(finished=finished)
+        case Rejected():
+            return pb.GenerateEvent(rejected=encode_rejected(event))
+        case Aborted():
+            return pb.GenerateEvent(aborted=encode_aborted(event))
+
+
+def decode_event(message: pb.GenerateEvent) -> GenerationEvent:
+    """At the gateway."""
+    match message.WhichOneof("event"):
+        case "tokens":
+            return TokensGenerated(tuple(message.tokens.token_ids))
+        case "finished":
+            return _checked("Finished", lambda: _decode_finished(message.finished))
+        case "rejected":
+            return decode_rejected(message.rejected)
+        case "aborted":
+            return decode_aborted(message.aborted)
+        case _:
+            raise WireError("GenerateEvent: empty")
+
+
+def _decode_finished(message: pb.Finished) -> Finished:
+    return Finished(FinishReason(message.reason), message.num_prompt_tokens, message.num_generated_tokens)
+
+
+def encode_rejected(verdict: Rejected) -> pb.Rejected:
+    """With reason, code and status intact."""
+    return pb.Rejected(
+        reason=verdict.reason,
+        message=verdict.message,
+        code=verdict.code,
+        http_status=verdict.http_status,
+        param=verdict.param,
+    )
+
+
+def decode_rejected(message: pb.Rejected) -> Rejected:
+    """With reason, code and status intact."""
+    return _checked(
+        "Rejected",
+        lambda: Rejected(
+            RejectReason(message.reason), message.message, message.code, message.http_status, message.param
+        ),
+    )
+
+
+def encode_aborted(end: Aborted) -> pb.Aborted:
+    """With reason, code and status intact."""
+    return pb.Aborted(
+        reason=end.reason,
+        message=end.message,
+        code=end.code,
+        http_status=end.http_status,
+        retryable=end.retryable,
+    )
+
+
+def decode_aborted(message: pb.Aborted) -> Aborted:
+    """With reason, code and status intact."""
+    return _checked(
+        "Aborted",
+        lambda: Aborted(
+            AbortReason(message.reason), message.message, message.code, message.http_status, message.retryable
+        ),
+    )
+
+
+def encode_up(message: AttemptUp) -> pb.AttemptUp:
+    """Decode to prefill, within an attempt."""
+    match message:
+        case Proposal():
+            return pb.AttemptUp(propose=_encode_proposal(message))
+        case Grant(lease_id, nonce, epoch):
+            return pb.AttemptUp(grant=pb.Grant(lease_id=lease_id, nonce=nonce, epoch=epoch))
+        case Receipt(num_blocks):
+            return pb.AttemptUp(receipt=pb.Receipt(num_blocks=num_blocks))
+
+
+def decode_up(message: pb.AttemptUp) -> AttemptUp:
+    """At prefill."""
+    match message.WhichOneof("message"):
+        case "propose":
+            return _checked("Propose", lambda: _decode_proposal(message.propose))
+        case "grant":
+            return _checked("Grant", lambda: _decode_grant(message.grant))
+        case "receipt":
+            return Receipt(message.receipt.num_blocks)
+        case _:
+            raise WireError("AttemptUp: empty")
+
+
+def encode_down(message: AttemptDown) -> pb.AttemptDown:
+    """Prefill to decode, within an attempt."""
+    match message:
+        case Admitted(num_queued):
+            return pb.AttemptDown(admitted=pb.Admitted(num_queued=num_queued))
+        case Rejected():
+            return pb.AttemptDown(rejected=encode_rejected(message))
+        case Ready():
+            return pb.AttemptDown(ready=pb.Ready())
+        case Commit(num_blocks, num_tokens, first_token_id):
+            commit = pb.Commit(num_blocks=num_blocks, num_tokens=num_tokens, first_token_id=first_token_id)
+            return pb.AttemptDown(commit=commit)
+        case Complete(first_token_id, reason):
+            return pb.AttemptDown(complete=pb.Complete(first_token_id=first_token_id, reason=reason))
+        case Aborted():
+            return pb.AttemptDown(aborted=encode_aborted(message))
+
+
+def decode_down(message: pb.AttemptDown) -> AttemptDown:
+    """At decode."""
+    match message.WhichOneof("message"):
+        case "admitted":
+            return Admitted(message.admitted.num_queued)
+        case "rejected":
+            return decode_rejected(message.rejected)
+        case "ready":
+            return Ready()
+        case "commit":
+            commit = message.commit
+            return Commit(commit.num_blocks, commit.num_tokens, commit.first_token_id)
+        case "complete":
+            complete = message.complete
+            return _checked("Complete", lambda: Complete(complete.first_token_id, FinishReason(complete.reason)))
+        case "aborted":
+            return decode_aborted(message.aborted)
+        case _:
+            raise WireError("AttemptDown: empty")
+
+
+def _encode_proposal(proposal: Proposal) -> pb.Propose:
+    return pb.Propose(
+        request_id=proposal.request_id,
+        attempt=proposal.attempt,
+        tenant=proposal.tenant,
+        prompt_token_ids=proposal.prompt_token_ids,
+        max_tokens=proposal.max_tokens,
+        sampling=encode_sampling(proposal.sampling),
+        end_token_ids=sorted(proposal.end_token_ids),
+        remaining_ms=to_milliseconds(proposal.remaining_s),
+        decode_incarnation=proposal.decode_incarnation,
+        epoch=proposal.epoch,
+        fingerprint=proposal.fingerprint,
+    )
+
+
+def _decode_proposal(message: pb.Propose) -> Proposal:
+    return Proposal(
+        RequestId(message.request_id),
+        message.attempt,
+        TenantId(message.tenant),
+        tuple(message.prompt_token_ids),
+        message.max_tokens,
+        _decode_sampling(message.sampling),
+        frozenset(message.end_token_ids),
+        message.remaining_ms / 1000,
+        Incarnation(message.decode_incarnation),
+        Epoch(message.epoch),
+        message.fingerprint,
+    )
+
+
+def _decode_grant(message: pb.Grant) -> Grant:
+    return Grant(LeaseId(message.lease_id), Nonce(message.nonce), Epoch(message.epoch))

@@ -1,0 +1,74 @@
+"""A server's private KV memory: pool, ledger and storage as one, so that they can never disagree about a block.
+
+Never: hands out a block whose slots still count as proven for its last owner, or frees one that a local thread works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from kvlease.kvcache.ledger import SlotLedger
+from kvlease.kvcache.pool import BlockHandle, BlockPool, HolderId, PoolCounts
+from kvlease.kvcache.storage import KVStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Blocks held for one sequence, whose id is the holder's. `table` in order of position."""
+
+    holder: HolderId
+    handles: tuple[BlockHandle, ...]
+
+    @property
+    def table(self) -> tuple[int, ...]:
+        """Block ids."""
+        return tuple(handle.block for handle in self.handles)
+
+
+class KVMemory:
+    """For one event loop; threads work only on pinned rooms."""
+
+    def __init__(self, pool: BlockPool, ledger: SlotLedger, storage: KVStorage) -> None:
+        """All three of the same geometry."""
+        assert pool.counts().total == ledger.num_blocks == storage.num_blocks, "three geometries"
+        self.pool, self.ledger, self.storage = pool, ledger, storage
+        self._holders = count(1)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.storage.block_size
+
+    def counts(self) -> PoolCounts:
+        """Blocks by state."""
+        return self.pool.counts()
+
+    def hold(self, num_blocks: int) -> Room | None:
+        """Room for a new sequence, all or nothing; nothing in it is proven. Not scrubbed yet: see `scrub`."""
+        holder = HolderId(next(self._holders))
+        if not self.pool.reserve(holder, num_blocks):
+            return None
+        handles = self.pool.take(holder, num_blocks)
+        room = Room(holder, handles)
+        self.ledger.clear(room.table)
+        return room
+
+    def scrub(self, room: Room, first_block: int = 0) -> None:
+        """Zero the room's blocks from `first_block` of its table on. For a thread, under a pin."""
+        self.storage.scrub(room.table[first_block:])
+
+    def pin(self, rooms: Sequence[Room]) -> None:
+        """A local thread begins to work on these rooms."""
+        for room in rooms:
+            self.pool.pin(room.holder)
+
+    def unpin(self, rooms: Sequence[Room]) -> bool:
+        """It has ended. Whether blocks became free by that."""
+        freed = [self.pool.unpin(room.holder) for room in rooms]
+        return any(freed)
+
+    def free(self, room: Room) -> bool:
+        """The sequence has ended. Whether blocks became free now; if not, they do at the last unpin."""
+        return bool(self.pool.release(room.holder))

@@ -1,0 +1,89 @@
+"""What two servers must agree on before any traffic, and the refusal that names both sides where they do not.
+
+Never: pairs servers that could misread each other's blocks, or that cannot hold the context they advertise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlease.handoff.limits import PROTOCOL_VERSION
+from kvlease.handoff.messages import Incarnation
+from kvlease.kvcache.seal import SEAL_VERSION
+from kvlease.v1 import kvlease_pb2 as pb
+from transport.contract import RingGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One server as its peers must know it. Tokens where not said otherwise; `max_model_len` 0: whatever fits."""
+
+    address: str
+    incarnation: Incarnation
+    fingerprint: bytes
+    layout: str
+    pool_tokens: int
+    context_length: int
+    max_model_len: int
+    block_size: int
+    ring_bytes: int
+    sealed_block_bytes: int
+    transport: str
+
+    @property
+    def capacity(self) -> int:
+        """The longest context that this server can hold."""
+        return min(self.pool_tokens, self.max_model_len or self.context_length)
+
+    @property
+    def geometry(self) -> RingGeometry:
+        """Of the landing ring that this server, as the receiver, offers to each peer."""
+        return RingGeometry(self.sealed_block_bytes, max(2, self.ring_bytes // self.sealed_block_bytes))
+
+
+def hello_of(party: Party, offer: bytes) -> pb.PairHello:
+    """Decode's first message of a pair; blocks are sealed in the receiver's block size."""
+    return pb.PairHello(
+        protocol_version=PROTOCOL_VERSION,
+        seal_version=SEAL_VERSION,
+        address=party.address,
+        incarnation=party.incarnation,
+        fingerprint=party.fingerprint,
+        layout=party.layout,
+        pool_tokens=party.pool_tokens,
+        max_model_len=party.max_model_len,
+        transport=party.transport,
+        offer=offer,
+        ring_bytes=party.geometry.ring_bytes,
+        block_size=party.block_size,
+    )
+
+
+def disagreement(hello: pb.PairHello, own: Party, sealed_block_bytes: int) -> str | None:
+    """Why this prefill server does not pair with the decode server of the hello, or None. Names both values."""
+    pairs = (
+        ("protocol version", hello.protocol_version, PROTOCOL_VERSION, "run one release everywhere"),
+        ("seal version", hello.seal_version, SEAL_VERSION, "run one release everywhere"),
+        ("transport", hello.transport, own.transport, "start both with the same --transport"),
+    )
+    for what, theirs, ours, advice in pairs:
+        if theirs != ours:
+            return f"{what}: decode has {theirs}, prefill {ours}; {advice}"
+    if hello.fingerprint != own.fingerprint:
+        same = (
+            "the same layout, other weights"
+            if hello.layout == own.layout
+            else f"decode {hello.layout}, prefill {own.layout}"
+        )
+        return f"model or dtype: {same}; start both with the same --model and --dtype"
+    wanted = max(hello.max_model_len, own.max_model_len)
+    smallest = min(hello.pool_tokens, own.pool_tokens)
+    if wanted > smallest:
+        return (
+            f"--max-model-len {wanted} does not fit the pools: decode holds {hello.pool_tokens} tokens, "
+            f"prefill {own.pool_tokens}; give more blocks or a smaller --max-model-len"
+        )
+    ring_limit = max(own.ring_bytes, 2 * sealed_block_bytes)
+    if not 0 < hello.ring_bytes <= ring_limit:
+        return f"decode wants a ring of {hello.ring_bytes} bytes, prefill allows {ring_limit}; use one --ring-bytes"
+    return None

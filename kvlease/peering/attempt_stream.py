@@ -1,0 +1,43 @@
+"""The decode side's end of an attempt's stream. The stream is the attempt: its end, for any reason, ends it.
+
+Never: interprets a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from kvlease.handoff.messages import AttemptDown, AttemptUp
+from kvlease.handoff.wire import decode_down, encode_up
+from kvlease.peering.errors import PairLost
+from kvlease.v1 import kvlease_pb2 as pb
+
+
+class AttemptStream:
+    """Messages up and down, in order."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[pb.AttemptUp, pb.AttemptDown]) -> None:
+        """Takes the call over."""
+        self._call = call
+
+    async def send(self, message: AttemptUp) -> None:
+        """Raises `PairLost` when the stream has ended."""
+        try:
+            await self._call.write(encode_up(message))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            raise PairLost(f"the attempt's stream has ended: {error}") from error
+
+    async def messages(self) -> AsyncIterator[AttemptDown]:
+        """Until prefill ends the stream; raises `PairLost` when something else does, `WireError` for nonsense."""
+        try:
+            async for message in self._call:
+                yield decode_down(message)
+        except grpc.aio.AioRpcError as error:
+            raise PairLost(f"{error.code().name}: {error.details()}") from error
+
+    def cancel(self) -> None:
+        """End the attempt on the other side too. Harmless after the end."""
+        self._call.cancel()

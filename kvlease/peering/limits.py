@@ -1,0 +1,31 @@
+"""Named limits of the channels between servers.
+
+Never: configured; what users may change lives in a server's configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times in seconds, sizes in bytes."""
+
+    #: A connection attempt, hello and answer included. Loopback needs milliseconds, a cold peer a second or two.
+    pair_s: float = 10.0
+    #: Pause before a lost pair is made anew: doubles up to the second value, so a sick peer is not stormed.
+    backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
+    #: Pause after a refusal: nothing changes until somebody restarts one of the two.
+    refused_s: float = 5.0
+    #: HTTP/2 pings notice a peer that is frozen or cut off, below Python, within the sum of both.
+    keepalive_s: float = 2.0
+    keepalive_timeout_s: float = 2.0
+    #: A prompt's token ids take at most five bytes each; the rest is for everything else in a message.
+    token_id_bytes: int = 5
+    message_bytes: int = 64 << 10
+    #: Living pairs of one prefill server: each may hold a departure ring.
+    max_pairs: int = 64
+    #: How long running requests may take to end when a server is told to stop.
+    drain_s: float = 30.0

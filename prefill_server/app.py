@@ -1,0 +1,164 @@
+"""The prefill server's composition root: builds every long-lived object and closes them in reverse.
+
+Never: decides anything about a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import grpc.aio
+
+from kvlease.engine.loading import resolve_dtype
+from kvlease.engine.runner import ModelRunner
+from kvlease.engine.threads import set_threads
+from kvlease.engine.work_thread import WorkThread
+from kvlease.kvcache.layout import attention_layout
+from kvlease.kvcache.memory import KVMemory
+from kvlease.kvcache.pool import BlockPool
+from kvlease.kvcache.seal import sealed_block_bytes
+from kvlease.kvcache.sizing import default_num_blocks
+from kvlease.models.facts import ModelFacts
+from kvlease.peering.agreement import Party
+from kvlease.peering.channels import make_server
+from kvlease.peering.heartbeat import Beat
+from kvlease.peering.hosting import aclosing_transport, listen, until_signal
+from kvlease.peering.identity import draw_incarnation
+from kvlease.peering.incoming import IncomingPair, IncomingPairs
+from kvlease.peering.limits import Limits
+from kvlease.peering.status import ServerReport
+from kvlease.peering.transports import choose_transport
+from kvlease.v1.kvlease_pb2_grpc import add_PrefillServicer_to_server
+from prefill_server.config import PrefillConfig
+from prefill_server.departure import DepartureLine
+from prefill_server.rpc import PrefillRpc
+from prefill_server.scheduler import PromptQueue
+from prefill_server.service import Identity, PrefillService
+from prefill_server.worker import ComputeLoop
+from transport.contract import Transport
+
+
+def load_engine(config: PrefillConfig) -> ModelRunner:
+    """The model and its pool, as the configuration wants them."""
+    set_threads(config.threads)
+    facts = ModelFacts.read(config.model)
+    dtype = resolve_dtype(config.dtype, config.device)
+    layout = attention_layout(facts.num_layers, facts.num_kv_heads, facts.head_dim, str(dtype).removeprefix("torch."))
+    num_blocks = config.num_blocks or default_num_blocks(facts.context_length, config.block_size, layout.token_bytes)
+    return ModelRunner.load(
+        config.model, dtype=config.dtype, device=config.device, num_blocks=num_blocks, block_size=config.block_size
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPrefill:
+    """A prefill server that listens, and its parts: for its composition root and for tests of the whole."""
+
+    address: str
+    server: grpc.aio.Server
+    kv: KVMemory
+    service: PrefillService
+    pairs: IncomingPairs
+    queue: PromptQueue
+    report: Callable[[], ServerReport]
+
+
+async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
+    """Serve until told to stop; `ready` is called with the address once it listens."""
+    runner = load_engine(config)
+    transport = choose_transport(config.transport, config.secret, config.host)
+    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+        ready(running.address)
+        await until_signal()
+        running.service.is_draining = True
+        await running.server.stop(Limits().drain_s)
+
+
+@asynccontextmanager
+async def serving(config: PrefillConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningPrefill]:
+    """The server, from listening to stopped."""
+    async with AsyncExitStack() as stack:
+        yield await _start(config, runner, transport, stack)
+
+
+async def _start(
+    config: PrefillConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+) -> RunningPrefill:
+    facts, layout, limits = runner.facts, runner.layout, Limits()
+    kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
+    pool_tokens = runner.storage.num_blocks * config.block_size
+    fingerprint = layout.fingerprint(facts.fingerprint)
+    incarnation = draw_incarnation()
+    compute_thread, seal_thread = WorkThread("engine"), WorkThread("departure")
+    stack.callback(compute_thread.close)
+    stack.callback(seal_thread.close)
+    server = make_server(config.secret, facts.context_length, limits)
+    address = listen(server, config.host, config.port)
+    queue = PromptQueue(kv, config.chunk_tokens)
+    compute = ComputeLoop(queue, kv, runner, compute_thread)
+    counters: Counter[str] = Counter()
+    lines: dict[int, DepartureLine] = {}
+
+    def party() -> Party:
+        return Party(
+            address,
+            incarnation,
+            fingerprint,
+            layout.describe(),
+            pool_tokens,
+            facts.context_length,
+            config.max_model_len,
+            config.block_size,
+            config.ring_bytes,
+            sealed_block_bytes(layout, config.block_size),
+            transport.name,
+        )
+
+    def line_of(pair: IncomingPair) -> DepartureLine:
+        return lines.setdefault(pair.epoch, DepartureLine(kv, seal_thread, counters))
+
+    async def depart(pair: IncomingPair) -> None:
+        try:
+            await line_of(pair).run(pair.departure)
+        finally:
+            lines.pop(pair.epoch, None)
+
+    def beat() -> Beat:
+        return Beat(runner.pulse, compute.is_busy)
+
+    pairs = IncomingPairs(party, lambda size: sealed_block_bytes(layout, size), transport, beat, depart)
+    identity = Identity(fingerprint, pool_tokens, party().capacity, facts.vocab_size, config.max_queue)
+    service = PrefillService(identity, kv, queue, pairs, line_of)
+
+    def report() -> ServerReport:
+        return ServerReport(
+            "prefill",
+            address,
+            incarnation,
+            facts.name,
+            runner.dtype,
+            config.block_size,
+            kv.counts(),
+            queue.num_waiting,
+            queue.num_begun,
+            party().capacity,
+            pairs.reports(),
+            counters + service.counters,
+        )
+
+    add_PrefillServicer_to_server(PrefillRpc(service, pairs, report), server)
+    loop_task = asyncio.create_task(compute.run())
+    stack.push_async_callback(_ended, loop_task)
+    await server.start()
+    stack.push_async_callback(server.stop, 0)
+    return RunningPrefill(address, server, kv, service, pairs, queue, report)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,67 @@
+"""The compute loop: one chunked forward pass after the other while any prompt can run.
+
+Never: touches a prompt's blocks without a pin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlease.engine.isolation import Failure, Runner, run_isolated
+from kvlease.engine.work_thread import WorkThread
+from kvlease.handoff.messages import AbortReason
+from kvlease.handoff.prefill_attempt import ChunkComputed, EndedHere
+from kvlease.handoff.verdicts import aborted
+from kvlease.kvcache.memory import KVMemory
+from prefill_server.scheduler import Chunk, PromptQueue
+
+
+@dataclass(slots=True)
+class ComputeLoop:
+    """`is_busy` while a pass runs: then the engine's pulse must grow."""
+
+    queue: PromptQueue
+    kv: KVMemory
+    runner: Runner
+    thread: WorkThread
+    is_busy: bool = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            chunks = self.queue.next_chunks()
+            if not chunks:
+                self.queue.changed.clear()
+                await self.queue.changed.wait()
+                continue
+            results = await self._compute(chunks)
+            for chunk, result in zip(chunks, results, strict=True):
+                self._publish(chunk, result)
+
+    async def _compute(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+        rooms = tuple(chunk.room for chunk in chunks)
+        self.kv.pin(rooms)
+        self.is_busy = True
+        try:
+            return await self.thread.run(self._pass, chunks)
+        finally:
+            self.is_busy = False
+            if self.kv.unpin(rooms):
+                self.queue.changed.set()
+
+    def _pass(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+        for chunk in chunks:
+            if chunk.is_new:
+                self.kv.scrub(chunk.room)
+        return run_isolated(self.runner, [chunk.step for chunk in chunks])
+
+    def _publish(self, chunk: Chunk, result: int | Failure | None) -> None:
+        prompt = chunk.prompt
+        if prompt.room is not chunk.room:
+            return  # ended while the pass ran
+        if isinstance(result, Failure):
+            prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, result.message)))
+            return
+        prompt.computed = self.kv.ledger.computed(chunk.room.holder, chunk.room.table, chunk.end)
+        prompt.happen(ChunkComputed(chunk.end, result))
+        self.queue.computed(prompt)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decode_server.config import DecodeConfig
+from gateway.config import GatewayConfig
+from kvlease.cli.alone import run_alone
+from kvlease.cli.capacity import PoolSize, refuse_context_that_does_not_fit
+from kvlease.cli.configs import (
+    ServerConfig,
+    from_document,
+    is_loopback,
+    read_api_keys,
+    refuse_unusable,
+    take_secret,
+    to_document,
+)
+from kvlease.cli.errors import ConfigurationError
+from kvlease.cli.limits import Limits
+from kvlease.cli.serve import make_plan
+from kvlease.cli.settings import Settings
+from prefill_server.config import PrefillConfig
+
+MODEL = Path("/models/stub")
+LIMITS = Limits()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GatewayConfig(MODEL, "s", ("a:1",), ("b:2", "c:3"), api_keys=(("key", "tenant"),)),
+        PrefillConfig(MODEL, "s", port=7, num_blocks=43),
+        DecodeConfig(MODEL, "s", ("a:1",), transport="tcp"),
+    ],
+)
+def test_a_configuration_survives_its_document(config: ServerConfig) -> None:
+    assert from_document(type(config), json.loads(json.dumps(to_document(config)))) == config
+
+
+def test_servers_of_one_machine_know_each_other_and_share_one_fresh_secret() -> None:
+    settings = Settings(prefill_servers=2, decode_servers=1, prefill_blocks=43, decode_blocks=128)
+    plan, again = (make_plan(settings, MODEL, 8000, (1, 2, 3)) for _ in range(2))
+    assert [name for name, _, _ in plan.servers] == ["prefill-0", "prefill-1", "decode-0", "gateway"]
+    configs = [config for _, _, config in plan.servers]
+    prefill, _, decode, gateway = configs
+    assert isinstance(prefill, PrefillConfig)
+    assert isinstance(decode, DecodeConfig)
+    assert isinstance(gateway, GatewayConfig)
+    assert (prefill.host, prefill.port, prefill.num_blocks, prefill.threads) == ("127.0.0.1", 1, 43, 1)
+    assert (decode.port, decode.num_blocks, decode.threads) == (3, 128, 1)
+    assert gateway.prefill_servers == decode.prefill_servers == ("127.0.0.1:1", "127.0.0.1:2")
+    assert gateway.decode_servers == ("127.0.0.1:3",)
+    assert {len(config.secret) for config in configs} == {64}
+    assert len({config.secret for config in configs}) == 1
+    assert again.servers[0][2].secret != prefill.secret
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")])
+def test_the_url_can_be_used_by_a_client(host: str, url: str) -> None:
+    assert make_plan(Settings(host=host), MODEL, 1, (2, 3)).url == url
+
+
+def test_rdma_is_refused_until_there_is_one() -> None:
+    with pytest.raises(ConfigurationError, match="--transport rdma"):
+        refuse_unusable(Settings(transport="rdma"))
+
+
+POOLS = (PoolSize("--prefill-blocks", 43, 16), PoolSize("--decode-blocks", 128, 16))
+
+
+def test_a_context_that_fits_no_pool_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_context_that_does_not_fit(1024, 2048, POOLS)
+    assert str(caught.value) == (
+        "--max-model-len 1024 does not fit --prefill-blocks 43: 43 blocks of 16 tokens hold 688;"
+        " give at least 64 blocks, or --max-model-len 688 at most"
+    )
+    with pytest.raises(ConfigurationError, match="--decode-blocks 43"):
+        refuse_context_that_does_not_fit(1024, 2048, (PoolSize("--decode-blocks", 43, 16),))
+    with pytest.raises(ConfigurationError, match="4096 is more than the model's context of 2048"):
+        refuse_context_that_does_not_fit(4096, 2048, ())
+
+
+@pytest.mark.parametrize("max_model_len", [0, 1, 687, 688])
+def test_a_context_that_fits_or_is_not_asked_for_is_not_refused(max_model_len: int) -> None:
+    refuse_context_that_does_not_fit(max_model_len, 2048, (*POOLS, PoolSize("--decode-blocks", 0, 16)))
+
+
+def test_keys_are_read_with_their_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nk1 acme\n\n  k2\tglobex  \n")
+    assert read_api_keys(file) == (("k1", "acme"), ("k2", "globex"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("k1\n", "line 1"), ("k1 a\nk2 b c\n", "line 2"), ("k1 a\nk1 b\n", "line 2"), ("", "no key")],
+)
+def test_a_malformed_keys_file_is_refused_without_showing_a_key(tmp_path: Path, text: str, fault: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=fault) as caught:
+        read_api_keys(file)
+    assert "k1" not in str(caught.value)
+    assert "k2" not in str(caught.value)
+
+
+def test_the_secret_leaves_the_environment() -> None:
+    environ = {"KVLEASE_SECRET": "from the environment"}
+    assert take_secret(Settings(), environ, LIMITS) == "from the environment"
+    assert environ == {}
+
+
+def test_the_secrets_file_wins(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from the file\n")
+    environ = {"KVLEASE_SECRET": "from the environment"}
+    assert take_secret(Settings(secret_file=file), environ, LIMITS) == "from the file"
+    assert environ == {}
+
+
+@pytest.mark.parametrize(("host", "length"), [("127.0.0.1", 0), ("0.0.0.0", 0), ("0.0.0.0", 15), ("node-7", 15)])
+def test_a_weak_secret_is_refused(host: str, length: int) -> None:
+    with pytest.raises(ConfigurationError, match="secret"):
+        take_secret(Settings(host=host), {"KVLEASE_SECRET": "x" * length}, LIMITS)
+
+
+@pytest.mark.parametrize(("host", "length"), [("127.0.0.1", 1), ("::1", 1), ("localhost", 1), ("0.0.0.0", 16)])
+def test_a_secret_that_suits_the_address_is_taken(host: str, length: int) -> None:
+    assert len(take_secret(Settings(host=host), {"KVLEASE_SECRET": "x" * length}, LIMITS)) == length
+
+
+def test_only_loopback_is_loopback() -> None:
+    assert [host for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost") if not is_loopback(host)] == []
+    assert [host for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "") if is_loopback(host)] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [("gateway", "--prefill-addresses"), ("decode", "--prefill-addresses"), ("prefill", "secret")],
+)
+def test_a_lone_server_without_what_it_needs_is_refused(command: str, missing: str) -> None:
+    with pytest.raises(ConfigurationError, match=missing):
+        run_alone(command, Settings(), {})
