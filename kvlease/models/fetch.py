@@ -1,38 +1,30 @@
 """A model by name, folder or file to a folder that can be served.
 
-Owns the cache of prepared models: each is built in a scratch folder beside its place and renamed into it, under a file lock,
-with a manifest; a folder that does not match its manifest is built anew.
+Owns the names that are known without a path, and where prepared models live.
 
 Never: holds torch (conversion is a child process), or changes a folder that is not its own.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import filelock
 
 import kvlease
+from kvlease.models.cache import cached_folder
 from kvlease.models.child import run_child
 from kvlease.models.errors import ModelUnavailable, ModelUnknown
 from kvlease.models.folder import check_folder
 from kvlease.models.limits import LIMITS
-from kvlease.models.manifest import find_fault, hash_file, write_manifest
+from kvlease.models.manifest import hash_file
 from kvlease.models.progress import Progress, TerminalProgress
 from kvlease.models.wheel import SMOLLM2, obtain_gguf
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
-
-#: Gives the GGUF file to convert; may write into the scratch folder that it gets.
-Source = Callable[[Path, Progress], Path]
 
 _NUM_STEPS: Final = 4  # lines that the conversion writes
 
@@ -66,58 +58,24 @@ def prepare_model(name_or_path: str, cache_dir: Path | None = None, progress: Pr
 
 def _prepare_cached(name: str, path: Path, models: Path, progress: Progress) -> Path:
     if name == DEFAULT_MODEL:
-        return _prepared(
-            models / DEFAULT_MODEL, lambda scratch, report: obtain_gguf(SMOLLM2, models, scratch, report), progress
+        folder = models / DEFAULT_MODEL
+    elif path.suffix == ".gguf" and path.is_file():
+        folder = models / f"{path.stem}-{hash_file(path)[:16]}"
+    else:
+        raise ModelUnknown(
+            f"there is no model {name!r}: give {DEFAULT_MODEL}, a folder with safetensors or a .gguf file"
         )
-    if path.suffix == ".gguf" and path.is_file():
-        return _prepared(models / f"{path.stem}-{hash_file(path)[:16]}", lambda scratch, report: path, progress)
-    raise ModelUnknown(f"there is no model {name!r}: give {DEFAULT_MODEL}, a folder with safetensors, or a .gguf file")
 
-
-def _prepared(folder: Path, source: Source, progress: Progress) -> Path:
-    if find_fault(folder) is None:
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, progress):
-        if find_fault(folder) is not None:
-            _build(folder, source, progress)
-    return folder
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[None]:
-    lock = filelock.FileLock(folder.with_name(f"{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        progress(f"waiting for another process that prepares {folder.name}", 0, 0)
-        lock.acquire(timeout=LIMITS.fetch_s + LIMITS.convert_s)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _build(folder: Path, source: Source, progress: Progress) -> None:
-    """Build beside the place and swap in; the caller holds the lock, so what lies about is of builds that were killed."""
-    prefix = f".{folder.name}."
-    for rest in folder.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(rest)
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    try:
-        target = scratch / "target"
-        target.mkdir()
-        _convert(source(scratch, progress), target, scratch, progress)
+    def build(target: Path, scratch: Path) -> None:
+        source = obtain_gguf(SMOLLM2, models, scratch, progress) if name == DEFAULT_MODEL else path
+        convert_in_child(source, target, scratch, progress)
         check_folder(target)
-        write_manifest(target)
-        if folder.exists():
-            folder.rename(scratch / "replaced")
-        target.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+    return cached_folder(folder, build, progress)
 
 
-def _convert(gguf: Path, target: Path, scratch: Path, progress: Progress) -> None:
+def convert_in_child(gguf: Path, target: Path, scratch: Path, progress: Progress) -> None:
+    """Convert `gguf` into the folder `target` in a process of its own; raises ModelUnavailable with its complaint."""
     stage = f"converting {gguf.name}"
     log = scratch / "convert"
     progress(stage, 0, _NUM_STEPS)

