@@ -46,10 +46,11 @@ def load_model(config: GatewayConfig) -> ServedModel:
         vocab_size=facts.vocab_size,
         context_length=context_length,
         end_token_ids=facts.end_token_ids,
-        fingerprint=facts.fingerprint.hex(),
+        fingerprint=facts.fingerprint.hex()[:12],
         codec=Tokenizer.load(config.model),
         template=ChatTemplate.load(config.model),
         bound=read_text_bound(config.model),
+        created=int((config.model / "config.json").stat().st_mtime),
     )
 
 
