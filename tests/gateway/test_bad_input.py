@@ -62,7 +62,9 @@ async def test_a_long_text_is_refused_by_its_bytes_at_once(tiny: Path) -> None:
     assert took_s < 1.0
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"])
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1"]
+)
 @on_loop
 async def test_another_content_type(tiny: Path, content_type: str) -> None:
     async with serving(tiny) as running:
