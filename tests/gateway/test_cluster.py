@@ -16,7 +16,7 @@ def view() -> ServerView:
 
 def test_the_first_answer_brings_a_server_in() -> None:
     server = view()
-    assert not server.is_in
+    assert view().is_in is False
     server.missed()
     server.missed()
     server.answered(decode_facts())
