@@ -16,7 +16,7 @@ from kvlease.models.facts import ModelFacts
 
 def prepare(settings: Settings, pools: tuple[PoolSize, ...]) -> Path:
     """The prepared folder of --model. Raises ConfigurationError when there is none, or when --max-model-len does not fit it."""
-    from kvlease.models.folder import prepare_model  # noqa: PLC0415  loads what converts models, which few starts need
+    from kvlease.models.folder import prepare_model
 
     try:
         folder = prepare_model(settings.model, settings.cache_dir)
