@@ -131,5 +131,7 @@ class ChatShape:
 
 
 def _choices_and_usage(choice: Json | None, usage: Usage | None, includes_usage: bool) -> dict[str, object]:
-    choices = {"choices": [] if choice is None else [choice]}
-    return choices | {"usage": usage and usage.body()} if includes_usage else choices
+    choices: dict[str, object] = {"choices": [] if choice is None else [choice]}
+    if includes_usage:
+        choices["usage"] = usage and usage.body()
+    return choices

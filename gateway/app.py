@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from gateway.body import Bodies
 from gateway.cluster import PREFILL, Cluster
 from gateway.config import GatewayConfig
-from gateway.decode_client import StatusClient
+from gateway.decode_client import DecodeClient, StatusClient
 from gateway.exchange import Exchanges
 from gateway.http import Pages, build_http
 from gateway.journal import ClusterCollector, Journal
@@ -44,35 +46,46 @@ def load_model(config: GatewayConfig) -> ServedModel:
         vocab_size=facts.vocab_size,
         context_length=context_length,
         end_token_ids=facts.end_token_ids,
-        fingerprint=facts.fingerprint.hex(),
+        fingerprint=facts.fingerprint.hex()[:12],
         codec=Tokenizer.load(config.model),
         template=ChatTemplate.load(config.model),
         bound=read_text_bound(config.model),
+        created=int((config.model / "config.json").stat().st_mtime),
     )
 
 
-async def run(config: GatewayConfig, ready: Callable[[str], None]) -> None:
-    """Serve until told to stop; `ready` is called with the address once it listens, which is before it can serve."""
-    listener = _listen(config.host, config.port)
-    async with AsyncExitStack() as stack:
-        await _serve(config, listener, stack, ready)
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What a gateway is made of, as far as whoever runs it needs to know."""
+
+    app: FastAPI
+    exchanges: Exchanges
+    cluster: Cluster
+    poller: Poller
+    warm_up: WarmUp
+    preparation: Preparation
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncGenerator[None, None]:
+        """Polls and warms up for as long as the block lasts."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.preparation.close)
+            for work in (self.poller.run(), self.warm_up.run(self.poller)):
+                stack.push_async_callback(_ended, asyncio.create_task(work))
+            yield
 
 
-async def _serve(
-    config: GatewayConfig, listener: socket.socket, stack: AsyncExitStack, ready: Callable[[str], None]
-) -> None:
-    limits, model = Limits(), load_model(config)
-    cluster = Cluster(config.decode_servers, config.prefill_servers, limits)
-    decode = {a: GrpcDecodeClient(a, config.secret, model.context_length) for a in config.decode_servers}
-    prefill = {a: GrpcStatusClient(PREFILL, a, config.secret, model.context_length) for a in config.prefill_servers}
-    clients: dict[str, StatusClient] = {**decode, **prefill}
-    for decode_client in decode.values():
-        stack.push_async_callback(decode_client.close)
-    for prefill_client in prefill.values():
-        stack.push_async_callback(prefill_client.close)
+def assemble(
+    config: GatewayConfig,
+    model: ServedModel,
+    decode: Mapping[str, DecodeClient],
+    prefill: Mapping[str, StatusClient],
+    limits: Limits,
+) -> Gateway:
+    """All parts, connected and at rest. The clients are by address, in the order of the configuration."""
+    cluster = Cluster(tuple(decode), tuple(prefill), limits)
+    poller = Poller(cluster, {**decode, **prefill}, limits)
     preparation = Preparation(limits)
-    stack.callback(preparation.close)
-    poller = Poller(cluster, clients, limits)
     service = Service(model, cluster, decode, preparation, config.default_max_tokens, limits)
     service.on_suspect = poller.ask_soon
     registry = CollectorRegistry()
@@ -82,16 +95,43 @@ async def _serve(
     )
     warm_up = WarmUp(cluster, decode, limits)
     app = build_http(exchanges, Pages(exchanges, cluster, warm_up, registry))
-    for work in (poller.run(), warm_up.run()):
-        stack.push_async_callback(_ended, asyncio.create_task(work))
-    server = _Uvicorn(
+    return Gateway(app, exchanges, cluster, poller, warm_up, preparation)
+
+
+async def run(config: GatewayConfig, ready: Callable[[str], None]) -> None:
+    """Serve until told to stop; `ready` is called with the address once it listens, which is before it can serve."""
+    listener = _listen(config.host, config.port)
+    async with AsyncExitStack() as stack:
+        limits, model = Limits(), load_model(config)
+        decode = {a: GrpcDecodeClient(a, config.secret, model.context_length) for a in config.decode_servers}
+        prefill = {a: GrpcStatusClient(PREFILL, a, config.secret, model.context_length) for a in config.prefill_servers}
+        for close in [*(client.close for client in decode.values()), *(client.close for client in prefill.values())]:
+            stack.push_async_callback(close)
+        gateway = assemble(config, model, decode, prefill, limits)
+        await stack.enter_async_context(gateway.at_work())
+        server = http_server(gateway.app, limits)
+        host, port = listener.getsockname()[:2]
+        ready(f"{host}:{port}")
+        await _until_stopped(server, listener, gateway.exchanges, limits)
+
+
+def http_server(app: FastAPI, limits: Limits) -> uvicorn.Server:
+    """uvicorn, kept quiet: the journal writes the one line a request."""
+    return _Uvicorn(
         uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30, server_header=False
+            app,
+            http="h11",  # the strictest of its parsers
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a client does not choose who it is
+            limit_concurrency=limits.max_connections,
+            timeout_keep_alive=limits.keep_alive_s,
+            timeout_graceful_shutdown=limits.stop_s,
         )
     )
-    host, port = listener.getsockname()[:2]
-    ready(f"{host}:{port}")
-    await _until_stopped(server, listener, exchanges, limits)
 
 
 async def _until_stopped(server: uvicorn.Server, listener: socket.socket, exchanges: Exchanges, limits: Limits) -> None:

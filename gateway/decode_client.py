@@ -5,7 +5,7 @@ Never: knows gRPC; the adapters live with the channels.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from gateway.cluster import ServerFacts
@@ -28,7 +28,7 @@ class StatusClient(Protocol):
 class DecodeClient(StatusClient, Protocol):
     """Speaks to one decode server."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request, ending with exactly one of Finished, Rejected, Aborted.
 
         An async generator: closing it (`aclose`, or cancelling whoever waits for the next event) cancels the request on both

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -137,7 +136,12 @@ class Exchange:
         tenant = self._shared.tenants.authenticate(self._request.headers)
         self._record.tenant = tenant
         body = await self._shared.bodies.read(self._request)
-        await self._respond_while_connected(tenant, body)
+        try:
+            await self._respond_while_connected(tenant, body)
+        finally:
+            body.release()
+        if self._abort_error is not None:
+            await self._fail(self._abort_error)
 
     async def _respond_while_connected(self, tenant: TenantId, body: HeldBody) -> None:
         """Cancels the work when the client leaves; waits until all of it has ended."""
@@ -183,10 +187,10 @@ class Exchange:
         async with aclosing(events):
             await (self._stream(job, events) if job.is_stream else self._whole(events))
 
-    async def _counted(self, source: AsyncIterator[TextEvent]) -> AsyncGenerator[TextEvent, None]:
+    async def _counted(self, source: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[TextEvent, None]:
         """The events, noted down as they pass."""
         record, clock = self._record, asyncio.get_running_loop().time
-        async with aclosing(cast("AsyncGenerator[TextEvent, None]", source)) as events:
+        async with aclosing(source) as events:
             async for event in events:
                 if isinstance(event, Text):
                     record.num_generated_tokens += event.num_tokens

@@ -66,7 +66,7 @@ class Pages:
 
     async def ready(self, _request: Request) -> Response:
         """GET /ready: a prompt went through a pair, and one can serve now."""
-        is_ready = self._warm_up.is_done and self._cluster.can_serve() and not self._exchanges.is_draining
+        is_ready = self._warm_up.can_serve() and not self._exchanges.is_draining
         body = {
             "ready": is_ready,
             "warmed_up": self._warm_up.is_done,
@@ -112,6 +112,7 @@ def build_http(exchanges: Exchanges, pages: Pages) -> FastAPI:
         app.router.routes.append(Route(path, page, methods=["GET"]))
     app.add_exception_handler(HTTPException, _no_such_thing)
     app.add_exception_handler(RequestRefused, _refused)
+    app.add_exception_handler(Exception, _crashed)
     return app
 
 
@@ -126,6 +127,11 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
 async def _refused(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestRefused), "registered for it"
     return JSONResponse(error.error.body(), error.error.http_status, headers=dict(error.error.headers))
+
+
+async def _crashed(_request: Request, _error: Exception) -> Response:
+    answer = ApiError(500, "The gateway failed; its log says why.", "internal_error")
+    return JSONResponse(answer.body(), answer.http_status)
 
 
 def _described(server: ServerView) -> dict[str, object]:

@@ -51,3 +51,7 @@ class Limits:
     retry_after_s: int = 1
     #: How long requests in flight may go on after the order to stop.
     drain_s: float = 30.0
+    #: What is left after that: the last words of exchanges that were told to end.
+    stop_s: int = 2
+    #: How long an idle connection is kept for a client's next request.
+    keep_alive_s: int = 30

@@ -20,10 +20,15 @@ class Poller:
         """`clients` by address."""
         self._cluster, self._clients, self._limits = cluster, clients, limits
         self._soon = {server.address: asyncio.Event() for server in cluster.servers}
+        self._answered = asyncio.Event()
 
     def ask_soon(self, address: str) -> None:
         """Something went wrong with that server: do not wait for the next turn."""
         self._soon[address].set()
+
+    async def next_answer(self) -> None:
+        """Wait until the next poll of any server is over, answered or lost."""
+        await self._answered.wait()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -34,9 +39,11 @@ class Poller:
     async def _watch(self, server: ServerView) -> None:
         soon = self._soon[server.address]
         while True:
-            await self._ask(server)
-            pause = self._limits.poll_s if server.can_serve else self._limits.poll_soon_s
             soon.clear()
+            await self._ask(server)
+            self._answered.set()
+            self._answered = asyncio.Event()
+            pause = self._limits.poll_s if server.can_serve else self._limits.poll_soon_s
             try:
                 async with asyncio.timeout(pause):
                     await soon.wait()

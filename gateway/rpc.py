@@ -5,7 +5,7 @@ Never: raises for a server's trouble; a lost server is an event or a missing ans
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc
 import grpc.aio
@@ -71,7 +71,7 @@ class GrpcDecodeClient:
         await self._status.close()
         await self._channel.close()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request, the last of them terminal. Closing the iterator cancels it everywhere."""
         call = self._generate(encode_request(request), metadata=self._credentials)
         try:

@@ -6,7 +6,7 @@ Never: speaks HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -25,7 +25,6 @@ from kvlease.handoff.messages import (
     AbortReason,
     Finished,
     FinishReason,
-    GenerationEvent,
     GenerationRequest,
     Rejected,
     RequestId,
@@ -102,7 +101,7 @@ class Service:
         bounds = Bounds(self.max_model_len(), self._default_max_tokens, self._limits)
         return await self._preparation.run(lambda: parse(data, self.model, bounds))
 
-    async def generate(self, job: Job, ticket: Ticket) -> AsyncIterator[TextEvent]:
+    async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
         text = TextAssembler(self.model.codec.detokenizer(), job.stops)
         tried: list[str] = []
@@ -135,9 +134,8 @@ class Service:
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
         num_prompt = len(request.prompt_token_ids)
-        events: AsyncIterator[GenerationEvent] = self._clients[address].generate(request)
-        async with aclosing(events) as arrivals:  # type: ignore[type-var]
-            async for event in arrivals:
+        async with aclosing(self._clients[address].generate(request)) as events:
+            async for event in events:
                 match event:
                     case TokensGenerated(token_ids):
                         piece = text.push(token_ids)

@@ -100,7 +100,7 @@ class SendSide:
 
     async def ready(self) -> None:
         """Wait for `connect`."""
-        await self.state.take(lambda: self._is_connected and self.state.is_open or None)
+        await self.state.take(lambda: True if self._is_connected and self.state.is_open else None)
 
     async def reserve(self) -> Slot:
         """Wait for a credit and lend the next slot."""

@@ -75,7 +75,7 @@ class FaultyWire:
         self._target = target
         self._plan = plan
         self._limits = limits
-        self._random = Random(f"{plan.seed} {channel.decode()}")
+        self._random = Random(f"{plan.seed} {channel.decode()}")  # noqa: S311 - a game, not a secret
         self._loop = asyncio.get_running_loop()
         self._frames = Lane(self._loop)
         self._credits = Lane(self._loop)

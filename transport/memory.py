@@ -24,8 +24,8 @@ __all__ = ["FaultPlan", "MemoryDeparture", "MemoryHub", "MemoryLanding", "Memory
 class MemoryHub:
     """The network that memory transports share."""
 
-    plan: FaultPlan = FaultPlan()
-    limits: Limits = Limits()
+    plan: FaultPlan = field(default_factory=FaultPlan)
+    limits: Limits = field(default_factory=Limits)
     num_channels: int = 0
     landings: dict[bytes, MemoryLanding] = field(default_factory=dict)
     departures: dict[bytes, MemoryDeparture] = field(default_factory=dict)

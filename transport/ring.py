@@ -71,7 +71,8 @@ class SendWindow:
 
     def take_back(self, sequence_number: int) -> None:
         """The lent slot came back unsent."""
-        assert self.is_lent and sequence_number == self.num_sent, f"slot {sequence_number} is not lent: {self}"
+        assert self.is_lent, f"no slot is lent: {self}"
+        assert sequence_number == self.num_sent, f"slot {sequence_number} is not the lent one: {self}"
         self.is_lent = False
 
     def send(self, sequence_number: int) -> None:

@@ -6,6 +6,7 @@ the end of stdin does where the kernel does not.
 
 Never: decides what to run; lets a traceback stand for a refused configuration.
 """
+# ruff: noqa: PLC0415  a process loads the server it runs and no other
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Never: imports a server, torch or gRPC before it is known that one is run.
 """
+# ruff: noqa: PLC0415  each command loads only what it runs, so that --help is quick and a gateway has no torch
 
 from __future__ import annotations
 

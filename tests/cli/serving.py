@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 BOUND_S = 20.0
 
 
-def wait_for(fact: Callable[[], bool], what: str) -> None:
-    """Until `fact()` is true, or fail: processes start and end within seconds, on a busy machine."""
-    wait_until(fact, within_s=BOUND_S, what=what)
+def wait_for(fact: Callable[[], object], what: str) -> None:
+    """Until `fact()` is true, or fail."""
+    wait_until(lambda: bool(fact()), within_s=BOUND_S, what=what)
 
 
 def is_running(pid: int) -> bool:

@@ -73,7 +73,7 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
     with Serving(tmp_path, "--port", "0", "--drain", "600", gateway="ignore_sigterm") as serving:
         serving.wait_until_ready()
         serving.process.send_signal(signal.SIGINT)
-        wait_for(lambda: bool(serving.entries("told", "gateway")), "the gateway was told")
+        wait_for(lambda: serving.entries("told", "gateway"), "the gateway was told")
         serving.process.send_signal(signal.SIGINT)
         assert serving.wait_for_exit() == 130
         assert not any(map(is_running, serving.pids()))

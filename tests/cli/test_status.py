@@ -38,7 +38,7 @@ def gateway(status: int, body: bytes) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's name
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -20,6 +20,9 @@ from typing import Protocol
 from transport.limits import Limits
 from transport.tcp.streams import Outbox, Reader
 
+#: Silence is measured twice as finely as life is shown, so that what is left of `death_s` is not lost to rounding.
+_TICKS_PER_PROBE = 2
+
 
 class Owner(Protocol):
     """The end of a channel that uses the connection."""
@@ -52,7 +55,8 @@ class Connection:
         self._watch_in = Watch()
         self._watch_out = Watch()
         self._loop.add_reader(stream, self._on_readable)
-        self._ticker = self._loop.call_later(limits.probe_s, self._tick)
+        self._num_ticks = 0
+        self._ticker = self._loop.call_later(limits.probe_s / _TICKS_PER_PROBE, self._tick)
 
     @property
     def outbox(self) -> Outbox:
@@ -84,14 +88,17 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                return self._lose(f"recvmsg: {_name(error)}")
+                self._lose(f"recvmsg: {_name(error)}")
+                return
             if num_bytes == 0:
-                return self._lose("the peer closed the connection")
+                self._lose("the peer closed the connection")
+                return
             num_left -= num_bytes
             self._watch_in.num_bytes += num_bytes
             fault = self._reader.filled(num_bytes)
             if fault is not None:
-                return self._lose(f"the peer broke the protocol: {fault}")
+                self._lose(f"the peer broke the protocol: {fault}")
+                return
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -104,7 +111,8 @@ class Connection:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                return self._lose(f"sendmsg: {_name(error)}")
+                self._lose(f"sendmsg: {_name(error)}")
+                return
             num_left -= num_bytes
             self._watch_out.num_bytes += num_bytes
             self._outbox.written(num_bytes)
@@ -120,16 +128,20 @@ class Connection:
         self._is_writer_set = is_wanted
 
     def _tick(self) -> None:
-        self._ticker = self._loop.call_later(self._limits.probe_s, self._tick)
-        max_ticks = max(1, int(self._limits.death_s / self._limits.probe_s) - 1)
+        tick_s = self._limits.probe_s / _TICKS_PER_PROBE
+        self._ticker = self._loop.call_later(tick_s, self._tick)
+        self._num_ticks += 1
+        # A tick comes up to one late for the byte before it, and one more is left for a busy host.
+        max_ticks = int(self._limits.death_s / tick_s) - 2
         if self._watch_in.still_for() >= max_ticks:
-            return self._lose(f"nothing came from the peer for {max_ticks * self._limits.probe_s:g} s")
-        if not self._outbox:
+            self._lose(f"nothing came from the peer for {max_ticks * tick_s:g} s")
+        elif not self._outbox:
             self._watch_out.reset()
-            self._outbox.push(self._owner.probe())
-            self.schedule_flush()
+            if self._num_ticks % _TICKS_PER_PROBE == 0:
+                self._outbox.push(self._owner.probe())
+                self.schedule_flush()
         elif self._watch_out.still_for() >= max_ticks:
-            self._lose(f"the peer has read nothing for {max_ticks * self._limits.probe_s:g} s")
+            self._lose(f"the peer has read nothing for {max_ticks * tick_s:g} s")
 
     def _lose(self, reason: str) -> None:
         self.close()

@@ -28,23 +28,26 @@ async def dial(answer: Answer, offer: Offer, secret: bytes, establish_s: float) 
 
 
 async def _dial(answer: Answer, offer: Offer, secret: bytes) -> socket.socket:
-    loop = asyncio.get_running_loop()
     stream = socket.socket(socket.AF_INET6 if ":" in answer.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         stream.setblocking(False)
-        await loop.sock_connect(stream, (answer.host, answer.port))
-        proof = prove(secret, b"landing", answer.token, offer.challenge, offer.geometry)
-        await loop.sock_sendall(stream, Hello(offer.geometry, answer.token, proof).pack())
-        theirs = unpack_reply(await _read_reply(stream))
-        wanted = prove(secret, b"departure", answer.token, offer.challenge, offer.geometry)
-        if isinstance(theirs, str):
-            raise ChannelBroken(theirs)
-        if not hmac.compare_digest(theirs, wanted):
-            raise ChannelBroken("the departure side could not prove that it knows the cluster's secret")
+        await asyncio.get_running_loop().sock_connect(stream, (answer.host, answer.port))
+        await _prove_both(stream, answer, offer, secret)
     except BaseException:
         stream.close()
         raise
     return stream
+
+
+async def _prove_both(stream: socket.socket, answer: Answer, offer: Offer, secret: bytes) -> None:
+    proof = prove(secret, b"landing", answer.token, offer.challenge, offer.geometry)
+    hello = Hello(offer.geometry, answer.token, proof)
+    await asyncio.get_running_loop().sock_sendall(stream, hello.pack())
+    theirs = unpack_reply(await _read_reply(stream))
+    if isinstance(theirs, str):
+        raise ChannelBroken(theirs)
+    if not hmac.compare_digest(theirs, prove(secret, b"departure", answer.token, offer.challenge, offer.geometry)):
+        raise ChannelBroken("the departure side could not prove that it knows the cluster's secret")
 
 
 async def _read_reply(stream: socket.socket) -> bytes:
