@@ -19,7 +19,7 @@ def prepare(settings: Settings, pools: tuple[PoolSize, ...]) -> Path:
     from kvlease.models.fetch import prepare_model  # noqa: PLC0415  loads what converts models, which few starts need
 
     try:
-        folder = prepare_model(settings.model, settings.cache_dir)
+        folder = prepare_model(settings.model, settings.cache)
         facts = ModelFacts.read(folder)
     except ModelUnusable as error:
         raise ConfigurationError(f"--model {settings.model}: {error}") from None
