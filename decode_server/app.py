@@ -89,34 +89,17 @@ async def serving(config: DecodeConfig, runner: ModelRunner, transport: Transpor
 async def _start(
     config: DecodeConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
 ) -> RunningDecode:
-    facts, layout, limits = runner.facts, runner.layout, Limits()
+    facts, limits = runner.facts, Limits()
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
     memory = DecodeMemory(kv, HandoffLimits().max_bypass)
-    pool_tokens = runner.storage.num_blocks * config.block_size
-    fingerprint = layout.fingerprint(facts.fingerprint)
-    incarnation = draw_incarnation()
     compute_thread, land_thread = WorkThread("engine"), WorkThread("landing")
     stack.callback(compute_thread.close)
     stack.callback(land_thread.close)
     server = make_server(config.secret, facts.context_length, limits)
     address = listen(server, config.host, config.port)
     batch = RunningBatch(kv.ledger, config.max_batch)
+    party = _party(config, runner, address, transport.name)
     counters: Counter[str] = Counter()
-
-    def party() -> Party:
-        return Party(
-            address,
-            incarnation,
-            fingerprint,
-            layout.describe(),
-            pool_tokens,
-            facts.context_length,
-            config.max_model_len,
-            config.block_size,
-            config.ring_bytes,
-            sealed_block_bytes(layout, config.block_size),
-            transport.name,
-        )
 
     def beat() -> Beat:
         return Beat(runner.pulse, len(batch) > 0)
@@ -124,14 +107,16 @@ async def _start(
     maker = PeerMaker(party, config.secret, transport, beat, memory, land_thread, counters)
     peers = Peers([maker.make(peer_address) for peer_address in config.prefill_servers])
     context_length = config.max_model_len or facts.context_length
-    identity = Identity(incarnation, fingerprint, pool_tokens, context_length, facts.vocab_size, config.max_queue)
+    identity = Identity(
+        party.incarnation, party.fingerprint, party.pool_tokens, context_length, facts.vocab_size, config.max_queue
+    )
     service = DecodeService(identity, peers, memory, batch, land_thread)
 
     def report() -> ServerReport:
         return ServerReport(
             "decode",
             address,
-            incarnation,
+            party.incarnation,
             facts.name,
             runner.dtype,
             config.block_size,
@@ -151,6 +136,23 @@ async def _start(
     await server.start()
     stack.push_async_callback(server.stop, 0)
     return RunningDecode(address, server, service, peers, memory, batch, report)
+
+
+def _party(config: DecodeConfig, runner: ModelRunner, address: str, transport: str) -> Party:
+    """This process, as its peers must know it; the incarnation is drawn here, once."""
+    return Party(
+        address,
+        draw_incarnation(),
+        runner.layout.fingerprint(runner.facts.fingerprint),
+        runner.layout.describe(),
+        runner.storage.num_blocks * config.block_size,
+        runner.facts.context_length,
+        config.max_model_len,
+        config.block_size,
+        config.ring_bytes,
+        sealed_block_bytes(runner.layout, config.block_size),
+        transport,
+    )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

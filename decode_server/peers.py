@@ -53,7 +53,7 @@ class Peers:
 class PeerMaker:
     """What all peers of one decode server share."""
 
-    party: Callable[[], Party]
+    party: Party
     secret: str
     transport: Transport
     beat: Callable[[], Beat]

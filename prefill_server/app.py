@@ -90,9 +90,6 @@ async def _start(
 ) -> RunningPrefill:
     facts, layout, limits = runner.facts, runner.layout, Limits()
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
-    pool_tokens = runner.storage.num_blocks * config.block_size
-    fingerprint = layout.fingerprint(facts.fingerprint)
-    incarnation = draw_incarnation()
     compute_thread, seal_thread = WorkThread("engine"), WorkThread("departure")
     stack.callback(compute_thread.close)
     stack.callback(seal_thread.close)
@@ -100,23 +97,9 @@ async def _start(
     address = listen(server, config.host, config.port)
     queue = PromptQueue(kv, config.chunk_tokens)
     compute = ComputeLoop(queue, kv, runner, compute_thread)
+    party = _party(config, runner, address, transport.name)
     counters: Counter[str] = Counter()
     lines: dict[int, DepartureLine] = {}
-
-    def party() -> Party:
-        return Party(
-            address,
-            incarnation,
-            fingerprint,
-            layout.describe(),
-            pool_tokens,
-            facts.context_length,
-            config.max_model_len,
-            config.block_size,
-            config.ring_bytes,
-            sealed_block_bytes(layout, config.block_size),
-            transport.name,
-        )
 
     def line_of(pair: IncomingPair) -> DepartureLine:
         return lines.setdefault(pair.epoch, DepartureLine(kv, seal_thread, counters))
@@ -131,21 +114,21 @@ async def _start(
         return Beat(runner.pulse, compute.is_busy)
 
     pairs = IncomingPairs(party, lambda size: sealed_block_bytes(layout, size), transport, beat, depart)
-    identity = Identity(fingerprint, pool_tokens, party().capacity, facts.vocab_size, config.max_queue)
+    identity = Identity(party.fingerprint, party.pool_tokens, party.capacity, facts.vocab_size, config.max_queue)
     service = PrefillService(identity, kv, queue, pairs, line_of)
 
     def report() -> ServerReport:
         return ServerReport(
             "prefill",
             address,
-            incarnation,
+            party.incarnation,
             facts.name,
             runner.dtype,
             config.block_size,
             kv.counts(),
             queue.num_waiting,
             queue.num_begun,
-            party().capacity,
+            party.capacity,
             pairs.reports(),
             counters + service.counters,
         )
@@ -156,6 +139,23 @@ async def _start(
     await server.start()
     stack.push_async_callback(server.stop, 0)
     return RunningPrefill(address, server, kv, service, pairs, queue, report)
+
+
+def _party(config: PrefillConfig, runner: ModelRunner, address: str, transport: str) -> Party:
+    """This process, as its peers must know it; the incarnation is drawn here, once."""
+    return Party(
+        address,
+        draw_incarnation(),
+        runner.layout.fingerprint(runner.facts.fingerprint),
+        runner.layout.describe(),
+        runner.storage.num_blocks * config.block_size,
+        runner.facts.context_length,
+        config.max_model_len,
+        config.block_size,
+        config.ring_bytes,
+        sealed_block_bytes(runner.layout, config.block_size),
+        transport,
+    )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from kvlease.cli.capacity import PoolSize
-from kvlease.cli.child import limit_threads, run_to_exit, serving, start_logging
+from kvlease.cli.child import limit_threads, run_to_exit, serving
 from kvlease.cli.configs import (
     ServerConfig,
     cores,
@@ -23,6 +23,7 @@ from kvlease.cli.configs import (
 from kvlease.cli.limits import Limits
 from kvlease.cli.preparation import prepare
 from kvlease.cli.settings import DECODE, GATEWAY, PREFILL, Settings
+from kvlease.telemetry.logs import set_up_logs
 
 
 def run_alone(command: str, settings: Settings, environ: MutableMapping[str, str]) -> int:
@@ -32,7 +33,7 @@ def run_alone(command: str, settings: Settings, environ: MutableMapping[str, str
     secret = take_secret(settings, environ, Limits())
     limit_threads(settings.threads, environ)
     config = _config(command, settings, prepare(settings, _pools(command, settings)), secret)
-    start_logging(settings.log_level)
+    set_up_logs(command, level=settings.log_level)
     server = serving(config, lambda address: print(f"kvlease {command} is listening: {address}", flush=True))
     return run_to_exit(server, lambda line: print(f"kvlease: {line}", file=sys.stderr))
 

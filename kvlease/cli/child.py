@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from kvlease.cli.configs import ServerConfig, from_document
 from kvlease.cli.errors import EXIT_FAILED, EXIT_REFUSED
 from kvlease.cli.limits import Limits
 from kvlease.cli.settings import DECODE, GATEWAY, PREFILL
+from kvlease.telemetry.logs import set_up_logs
 from prefill_server.config import PrefillConfig
 
 _PR_SET_PDEATHSIG = 1
@@ -76,7 +76,7 @@ def attach() -> Supervision:
 def run_supervised(command: str) -> int:
     """Run the server `command` with the configuration that the parent writes to stdin. Returns the exit code."""
     parent = attach()
-    start_logging(parent.log_level)
+    set_up_logs(command, level=parent.log_level)
     config = from_document(config_type(command), parent.config)
     return run_to_exit(serving(config, parent.report_listening), parent.report_refused)
 
@@ -140,13 +140,6 @@ def find_refusal(error: Exception) -> tuple[Exception, int] | None:
 def one_line(message: str) -> str:
     """The message without line breaks."""
     return " ".join(message.split())
-
-
-def start_logging(level: str) -> None:
-    """Logs of a process go to stderr, one line each."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
 
 
 def limit_threads(num_threads: int, environ: MutableMapping[str, str]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import time
@@ -36,8 +35,6 @@ from kvlease.cli.supervision import (
     Tick,
     Tier,
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +173,7 @@ class Cluster:
         try:
             report = json.loads(line)
         except ValueError:
-            logger.warning("%s sent a report that is not JSON", name)
+            self._write_log(f"[{name}] a report that is not JSON was dropped\n".encode())
             return
         if "listening" in report:
             self._events.put_nowait(Listening(name, report["listening"]))

@@ -16,10 +16,10 @@ from kvlease.models.facts import ModelFacts
 
 def prepare(settings: Settings, pools: tuple[PoolSize, ...]) -> Path:
     """The prepared folder of --model. Raises ConfigurationError when there is none, or when --max-model-len does not fit it."""
-    from kvlease.models.folder import prepare_model  # noqa: PLC0415  loads what converts models, which few starts need
+    from kvlease.models.fetch import prepare_model  # noqa: PLC0415  loads what converts models, which few starts need
 
     try:
-        folder = prepare_model(settings.model, settings.cache_dir)
+        folder = prepare_model(settings.model, settings.cache)
         facts = ModelFacts.read(folder)
     except ModelUnusable as error:
         raise ConfigurationError(f"--model {settings.model}: {error}") from None

@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), Option(_ENGINES, _MODEL, "DEVICE")] = Field(
         default="cpu", description="cpu, cuda or cuda:N"
     )
-    cache_dir: Annotated[Path | None, Option(_SERVERS, _MODEL, "DIR")] = Field(
+    cache: Annotated[Path | None, Option(_SERVERS, _MODEL, "DIR")] = Field(
         default=None, description="where prepared models are kept; by default in the user's cache folder"
     )
 

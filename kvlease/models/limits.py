@@ -20,9 +20,9 @@ class Limits:
     max_json_bytes: int = 256 << 20
     #: A safetensors header; the format's own reader has the same bound.
     max_header_bytes: int = 100 << 20
-    #: Weights files up to this size are hashed whole for the fingerprint (0.1 s when warm), larger ones by samples.
+    #: Weights up to this size in all are hashed whole for the fingerprint (0.1 s when warm), larger ones by samples.
     whole_hash_bytes: int = 1 << 30
-    #: Number and size of the samples of a larger weights file, evenly spaced: 64 MiB are read.
+    #: Number and size of these samples, shared out to the files: 64 MiB are read, or two samples of each file.
     num_hash_samples: int = 64
     hash_sample_bytes: int = 1 << 20
     #: Fetching 93 MB; a line of 1 Mbit/s needs 12 minutes.

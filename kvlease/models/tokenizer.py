@@ -97,9 +97,10 @@ class Tokenizer:
             known = self._bytes_of[token_id] = self._spell(token_id)
         return known
 
-    def strips_leading_spaces(self) -> int:
-        """How many spaces at the very beginning of a text are the tokenizer's own and not part of it."""
-        return self._spelling.num_leading_spaces
+    @property
+    def strips_space(self) -> bool:
+        """Whether a space at the very beginning of a text is the tokenizer's own and not part of it."""
+        return self._spelling.strips_space
 
     def _spell(self, token_id: int) -> bytes:
         if token_id < 0 or token_id in self._special_ids:
@@ -111,13 +112,13 @@ class Tokenizer:
 class Detokenizer:
     """The text of one growing sequence. Time and memory are linear in what is pushed, and nothing of it is kept."""
 
-    __slots__ = ("_decoder", "_num_strippable", "_tokenizer")
+    __slots__ = ("_at_own_space", "_decoder", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Begin an empty sequence; `Tokenizer.detokenizer` is the usual way in."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_strippable = tokenizer.strips_leading_spaces()
+        self._at_own_space = tokenizer.strips_space
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is settled now; an unfinished character is held back."""
@@ -128,12 +129,10 @@ class Detokenizer:
         return self._stripped(self._decoder.decode(b"", final=True))
 
     def _stripped(self, text: str) -> str:
-        if not self._num_strippable or not text:
+        if not self._at_own_space or not text:
             return text
-        num_spaces = len(text) - len(text.lstrip(" "))
-        num_stripped = min(num_spaces, self._num_strippable)
-        self._num_strippable = 0 if num_spaces < len(text) else self._num_strippable - num_stripped
-        return text[num_stripped:]
+        self._at_own_space = False
+        return text.removeprefix(" ")
 
 
 class Spelling:
@@ -143,23 +142,22 @@ class Spelling:
     SentencePiece's `▁` for a space with `<0xE2>` for bytes that have no token.
     """
 
-    __slots__ = ("_byte_level", "_byte_tokens", "_replacements", "num_leading_spaces")
+    __slots__ = ("_byte_level", "_byte_tokens", "_replacements", "strips_space")
 
     def __init__(
-        self, *, byte_level: bool, byte_tokens: bool, replacements: Sequence[tuple[str, str]], num_leading_spaces: int
+        self, *, byte_level: bool, byte_tokens: bool, replacements: Sequence[tuple[str, str]], strips_space: bool
     ) -> None:
         """Only `parse` and tests make one."""
         self._byte_level = byte_level
         self._byte_tokens = byte_tokens
         self._replacements = tuple(replacements)
-        self.num_leading_spaces = num_leading_spaces
+        self.strips_space = strips_space
 
     @classmethod
     def parse(cls, decoder: object) -> Self:
         """Read the `decoder` member of a tokenizer.json; ValueError if it is none of the two ways."""
-        byte_level = byte_tokens = False
+        byte_level = byte_tokens = strips_space = False
         replacements: list[tuple[str, str]] = []
-        num_leading_spaces = 0
         for step in _steps(decoder):
             match step:
                 case {"type": "ByteLevel"}:
@@ -170,8 +168,8 @@ class Spelling:
                     pass
                 case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
                     replacements.append((old, new))
-                case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
-                    num_leading_spaces = start
+                case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+                    strips_space = True
                 case _:
                     raise ValueError(f"unsupported decoder step {step}")
         if byte_level == bool(byte_tokens or replacements):
@@ -180,7 +178,7 @@ class Spelling:
             byte_level=byte_level,
             byte_tokens=byte_tokens,
             replacements=replacements,
-            num_leading_spaces=num_leading_spaces,
+            strips_space=strips_space,
         )
 
     def bytes_of(self, token: str) -> bytes:

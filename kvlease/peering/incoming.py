@@ -71,7 +71,7 @@ class IncomingPairs:
 
     def __init__(
         self,
-        party: Callable[[], Party],
+        party: Party,
         sealed_bytes: Callable[[int], int],
         transport: Transport,
         beat: Callable[[], Beat],
@@ -134,10 +134,10 @@ class IncomingPairs:
             await departure.close()
 
     def _check(self, hello: pb.PairHello) -> RingGeometry:
-        if not 0 < hello.block_size <= self._party().pool_tokens:
+        if not 0 < hello.block_size <= self._party.pool_tokens:
             raise PairRefused(f"blocks of {hello.block_size} tokens")
         sealed_bytes = self._sealed_bytes(hello.block_size)
-        wrong = disagreement(hello, self._party(), sealed_bytes)
+        wrong = disagreement(hello, self._party, sealed_bytes)
         if wrong is not None:
             raise PairRefused(wrong)
         if self._num_living >= self._limits.max_pairs:
@@ -145,7 +145,7 @@ class IncomingPairs:
         return RingGeometry(sealed_bytes, hello.ring_bytes // sealed_bytes)
 
     def _answer(self, pair: IncomingPair, answer: bytes, geometry: RingGeometry) -> pb.PairAnswer:
-        party = self._party()
+        party = self._party
         return pb.PairAnswer(
             incarnation=party.incarnation,
             pool_tokens=party.pool_tokens,

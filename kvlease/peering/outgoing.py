@@ -45,7 +45,7 @@ class OutgoingPair:
     def __init__(
         self,
         peer_address: str,
-        party: Callable[[], Party],
+        party: Party,
         secret: str,
         transport: Transport,
         beat: Callable[[], Beat],
@@ -113,7 +113,7 @@ class OutgoingPair:
             standing.post(end)
 
     async def _live(self) -> None:
-        party = self._party()
+        party = self._party
         channel = open_channel(self.peer_address, party.context_length, self._limits)
         landing = await self._transport.open_landing(party.geometry)
         try:

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 20.0
@@ -18,10 +19,7 @@ BOUND_S = 20.0
 
 def wait_for(fact: Callable[[], object], what: str) -> None:
     """Until `fact()` is true, or fail."""
-    end = time.monotonic() + BOUND_S
-    while not fact():
-        assert time.monotonic() < end, f"not within {BOUND_S} s: {what}"
-        time.sleep(0.01)
+    wait_until(lambda: bool(fact()), within_s=BOUND_S, what=what)
 
 
 def is_running(pid: int) -> bool:

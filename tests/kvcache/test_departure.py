@@ -89,14 +89,16 @@ def test_verified_tokens_are_not_sealed_as_computed_ones() -> None:
         prefill.computed()
 
 
-def test_a_proof_older_than_its_blocks_leaves_no_seal() -> None:
+def test_a_proof_older_than_its_blocks_leaves_no_seal_and_copies_nothing() -> None:
     prefill, target = Prefill(), slot()
     computed = prefill.computed()
     seal_block(prefill.storage, computed, LEASE, 0, target)
+    content = bytes(target[SEAL_BYTES:])
     prefill.ledger.clear(TABLE)
     with pytest.raises(UnprovenSlot):
-        seal_block(prefill.storage, computed, LEASE, 0, target)
+        seal_block(prefill.storage, computed, LEASE, 1, target)
     assert isinstance(Seal.unpack(target), SealFault)
+    assert target[SEAL_BYTES:] == content
 
 
 def test_blocks_that_change_hands_during_the_copy_leave_no_seal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -294,6 +295,26 @@ def test_check_finds_a_block_that_was_lost() -> None:
     pool._free.pop()
     with pytest.raises(AssertionError, match="lost"):
         pool.check()
+
+
+def test_pools_differ_by_state_holder_pin_and_generation() -> None:
+    pool, handles = filled(2)
+    changes: tuple[Callable[[BlockPool], object], ...] = (
+        lambda twin: twin.publish(A, handles[1:]),
+        lambda twin: twin.pin(A),
+        lambda twin: twin.reserve(A, 1),
+        lambda twin: twin.reserve(B, 0),
+        lambda twin: twin.release(A),
+    )
+    for change in changes:
+        twin = pool.copy()
+        change(twin)
+        assert twin != pool
+        assert twin.key() != pool.key()
+    fresh, used = BlockPool(NUM_BLOCKS), pool.copy()
+    used.release(A)
+    assert used.counts() == fresh.counts()
+    assert used != fresh
 
 
 def test_a_pool_is_no_dictionary_key() -> None:

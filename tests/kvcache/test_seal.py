@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,9 +76,13 @@ def test_a_short_header_is_refused_by_its_length(length: int) -> None:
 
 
 def test_the_tag_is_keyed_by_the_nonce() -> None:
-    other = Seal(SEAL.lease_id, b"o" * 16, SEAL.position, SEAL.num_valid, SEAL.fingerprint, SEAL.chain, SEAL.digest)
-    spliced = other.pack()[:240] + SEAL.pack()[240:]
-    assert isinstance(Seal.unpack(spliced), SealFault)
+    packed = SEAL.pack()
+    keyed, bare = (
+        hashlib.blake2b(packed[:240], digest_size=16, key=key, person=b"kvlease-seal").digest()
+        for key in (SEAL.nonce, b"")
+    )
+    assert packed[240:] == keyed
+    assert isinstance(Seal.unpack(packed[:240] + bare), SealFault)
 
 
 def test_an_unknown_version_is_named_on_both_sides() -> None:

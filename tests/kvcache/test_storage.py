@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -100,6 +102,44 @@ def test_both_copies_return_the_digest_of_the_whole_canonical_block() -> None:
     assert digest == xxhash.xxh3_128(content).digest()
     assert copy_in(plan, other.write_window(runs), memoryview(content)) == digest
     assert other.read_canonical((2, 0), 0, 5, 6) == content
+
+
+class WatchedArray(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes that tell when they have been written, before anybody looks at them again."""
+
+    written: Callable[[], None]
+
+    def __getitem__(self, key: Any) -> Any:
+        piece = super().__getitem__(key)
+        piece.written = self.written
+        return piece
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.written()
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_the_digest_is_of_what_was_copied_even_if_the_ring_is_good_again_right_after(victim: int) -> None:
+    plan, runs = WirePlan.of(UNEVEN, 4), (SlotRun(0, 4),)
+    clean = filled(UNEVEN, 2, 4).read_canonical((0,), 0, 4)
+    ring = clean.copy()
+    ring[plan.spans[victim].start] ^= 1
+
+    def repair() -> None:
+        ring[:] = clean
+
+    arrays = []
+    for span in plan.spans:
+        array = np.zeros(8 * span.token_bytes, dtype=np.uint8).view(WatchedArray)
+        array.written = repair if span is plan.spans[victim] else lambda: None
+        arrays.append(array)
+    digest = copy_in(plan, HostWindow(cast("list[memoryview]", arrays), runs), memoryview(ring))
+    assert ring == clean
+    copied = clean.copy()
+    copied[plan.spans[victim].start] ^= 1
+    assert digest == xxhash.xxh3_128(copied).digest()
+    assert arrays[victim].tobytes()[0] == copied[plan.spans[victim].start]
 
 
 def test_padding_that_is_not_zero_is_found_and_never_copied() -> None:

@@ -87,6 +87,7 @@ def test_a_model_that_needs_more_is_refused_by_name(folder: Path, members: dict[
             "model_type": "qwen3",
             "sliding_window": 256,
             "use_sliding_window": True,
+            "max_window_layers": 0,
             "layer_types": ["full_attention"] * 2,
         },
         {"model_type": "llama", "sliding_window": 256},
@@ -165,6 +166,14 @@ def test_large_weights_are_sampled_from_end_to_end(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+    assert model_fingerprint(folder, {}, limits) != before
+
+
+def test_the_whole_header_counts_even_between_the_samples(folder: Path) -> None:
+    limits = Limits(whole_hash_bytes=1000, num_hash_samples=2, hash_sample_bytes=64)
+    before = model_fingerprint(folder, {}, limits)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"layers.1.mlp.up_proj", b"layers.2.mlp.up_proj", 1))
     assert model_fingerprint(folder, {}, limits) != before
 
 
