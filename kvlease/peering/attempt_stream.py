@@ -12,6 +12,7 @@ import grpc.aio
 
 from kvlease.handoff.messages import AttemptDown, AttemptUp
 from kvlease.handoff.wire import decode_down, encode_up
+from kvlease.peering.call_writer import CallWriter
 from kvlease.peering.errors import PairLost
 from kvlease.v1 import kvlease_pb2 as pb
 
@@ -22,13 +23,11 @@ class AttemptStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.AttemptUp, pb.AttemptDown]) -> None:
         """Takes the call over."""
         self._call = call
+        self._writer = CallWriter[pb.AttemptUp](call)
 
     async def send(self, message: AttemptUp) -> None:
         """Raises `PairLost` when the stream has ended."""
-        try:
-            await self._call.write(encode_up(message))
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            raise PairLost(f"the attempt's stream has ended: {error}") from error
+        await self._writer.write(encode_up(message))
 
     async def messages(self) -> AsyncIterator[AttemptDown]:
         """Until prefill ends the stream; raises `PairLost` when something else does, `WireError` for nonsense."""

@@ -19,6 +19,7 @@ from kvlease.handoff.messages import AbortReason, Epoch
 from kvlease.handoff.verdicts import aborted
 from kvlease.peering.agreement import Party, hello_of
 from kvlease.peering.attempt_stream import AttemptStream
+from kvlease.peering.call_writer import CallWriter
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.errors import PairLost, PairRefused
 from kvlease.peering.heartbeat import Beat, LifeSigns, show_life
@@ -67,7 +68,7 @@ class OutgoingPair:
     @property
     def is_ready(self) -> bool:
         """Whether attempts may be opened."""
-        return self.state == "ready"
+        return self._channel is not None
 
     def report(self) -> PairReport:
         """For the status."""
@@ -98,7 +99,7 @@ class OutgoingPair:
                 self._down("refused", _first_cause(group))
                 pause = self._limits.refused_s
             except* (PairLost, TransportError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
-                was_ready = self.is_ready
+                was_ready = self.state == "ready"
                 self._down("connecting", _first_cause(group))
             pause = self._limits.backoff_s if was_ready else pause
             await asyncio.sleep(pause)
@@ -118,12 +119,13 @@ class OutgoingPair:
         landing = await self._transport.open_landing(party.geometry)
         try:
             call = rpc.PrefillStub(channel).Pair(metadata=credentials(self._secret))
+            writer = CallWriter[pb.PairUp](call)
             async with asyncio.timeout(self._limits.pair_s):
-                await call.write(pb.PairUp(hello=hello_of(party, landing.offer)))
+                await writer.write(pb.PairUp(hello=hello_of(party, landing.offer)))
                 answer = _answer(await call.read())
                 await landing.establish(answer.answer)
             self._up(answer, channel, landing)
-            await self._watch(call, landing)
+            await self._watch(call, writer, landing)
         finally:
             self._channel, self._landing = None, None
             await landing.close()
@@ -137,9 +139,11 @@ class OutgoingPair:
         self.state, self.detail = "ready", ""
         logger.info("pair.ready", extra={"peer": self.peer_address, "transport": self._transport.name})
 
-    async def _watch(self, call: grpc.aio.StreamStreamCall[pb.PairUp, pb.PairDown], landing: Landing) -> None:
+    async def _watch(
+        self, call: grpc.aio.StreamStreamCall[pb.PairUp, pb.PairDown], writer: CallWriter[pb.PairUp], landing: Landing
+    ) -> None:
         async def send(beat: Beat) -> None:
-            await call.write(pb.PairUp(heartbeat=pb.Heartbeat(pulse=beat.pulse, busy=beat.is_busy)))
+            await writer.write(pb.PairUp(heartbeat=pb.Heartbeat(pulse=beat.pulse, busy=beat.is_busy)))
 
         async def receive() -> Beat:
             message = await call.read()
