@@ -5,6 +5,7 @@ Never: interprets a message.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -36,6 +37,11 @@ class AttemptStream:
                 yield decode_down(message)
         except grpc.aio.AioRpcError as error:
             raise PairLost(f"{error.code().name}: {error.details()}") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PairLost("the channel was closed under the attempt's stream") from None
 
     def cancel(self) -> None:
         """End the attempt on the other side too. Harmless after the end."""

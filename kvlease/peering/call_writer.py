@@ -1,7 +1,8 @@
 """Writing to a gRPC stream of ours such that the stream's end is never missed.
 
 `grpc.aio` leaves a write waiting for ever when the call ended before its metadata was sent, as happens when a channel is closed just after
-the call was made; and after the end it raises one of several errors, depending on how far the call had come.
+the call was made; and after the end it raises one of several errors, depending on how far the call had come. One of them is the
+cancellation of a task that nobody cancelled.
 
 Never: waits on a stream that has ended.
 """
@@ -37,7 +38,7 @@ class CallWriter(Generic[Message]):
         over = asyncio.ensure_future(self._over.wait())
         try:
             await asyncio.wait((writing, over), return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
+            if not writing.done() or writing.cancelled():
                 raise PairLost("the stream ended before a message could be written")
             writing.result()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
