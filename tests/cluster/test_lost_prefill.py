@@ -1,0 +1,76 @@
+"""A prefill server goes away under load and comes back: every request ends once, and the pair is made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from decode_server.app import serving as serving_decode
+from decode_server.config import DecodeConfig
+from kvlease.handoff.messages import Finished, TokensGenerated
+from kvlease.peering.channels import open_channel
+from kvlease.peering.limits import Limits
+from kvlease.v1.kvlease_pb2_grpc import DecodeStub
+from prefill_server.app import RunningPrefill
+from prefill_server.app import serving as serving_prefill
+from prefill_server.config import PrefillConfig
+from tests.cluster.harness import SECRET, Cluster, Oracle, cluster, load, prompt_of, request_of
+from tests.waiting import until
+from transport.tcp.transport import TcpTransport
+
+#: Far below the deadline of the requests: an end that only the deadline brings is none.
+SOON_S = 5.0
+
+
+async def end_under_load(running: Cluster, prefill: RunningPrefill) -> None:
+    """Stop prefill while it computes; all clients hear one end, soon, and decode's pool is full again."""
+    requests = [asyncio.create_task(running.events(request_of(prompt_of(700, n), 200))) for n in range(8)]
+    await until(lambda: prefill.queue.num_begun > 0, what="prefill is busy")
+    await prefill.server.stop(0)
+    async with asyncio.timeout(SOON_S):
+        all_events = await asyncio.gather(*requests)
+    for events in all_events:
+        assert sum(not isinstance(event, TokensGenerated) for event in events) == 1
+        assert not isinstance(events[-1], TokensGenerated)
+        assert isinstance(events[-1], Finished) or events[-1].http_status == 503
+    counts = running.decode.memory.kv.counts
+    await until(lambda: counts().free == counts().total, within_s=1.0, what="decode's pool is full again")
+    running.decode.memory.kv.pool.check()
+
+
+def test_each_request_ends_soon_and_once_when_prefill_stops_at_any_moment(model: Path) -> None:
+    async def test() -> None:
+        for _ in range(8):  # the moment of the stop differs from round to round
+            async with cluster(model) as running:
+                await end_under_load(running, running.prefill)
+
+    asyncio.run(test())
+
+
+def test_decode_pairs_with_a_restarted_prefill_server_under_a_new_epoch(model: Path, oracle: Oracle) -> None:
+    async def test() -> None:
+        sending, receiving = TcpTransport(SECRET), TcpTransport(SECRET)
+        first_runner, decode_runner = load(model, 128), load(model, 128)
+        async with serving_prefill(PrefillConfig(model, SECRET), first_runner, sending) as prefill:
+            port = int(prefill.address.rpartition(":")[2])
+            decode_config = DecodeConfig(model, SECRET, (prefill.address,))
+            decode_context = serving_decode(decode_config, decode_runner, receiving)
+            decode = await decode_context.__aenter__()
+            (pair,) = decode.peers.pairs
+            await until(lambda: pair.is_ready, within_s=10, what="the pair is ready")
+            epoch, channel = pair.epoch, open_channel(decode.address, 4096, Limits())
+            running = Cluster(prefill, decode, first_runner, decode_runner, DecodeStub(channel))
+            await end_under_load(running, prefill)
+        await until(lambda: not pair.is_ready, what="the pair is known to be lost")
+        again, second_runner = TcpTransport(SECRET), load(model, 128)
+        async with serving_prefill(PrefillConfig(model, SECRET, port=port), second_runner, again):
+            await until(lambda: pair.is_ready, within_s=10, what="the pair is made anew")
+            assert pair.epoch != epoch
+            prompt = prompt_of(160)
+            assert await running.text(request_of(prompt)) == oracle.text(prompt, 8)
+            await channel.close()
+            await decode_context.__aexit__(None, None, None)
+        for transport in (sending, receiving, again):
+            await transport.close()
+
+    asyncio.run(test())
