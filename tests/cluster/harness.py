@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -134,7 +134,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the two servers are made. `wrap_*` may put a double around a transport."""
+    """How the two servers are made. `wrap_*` may put a double around a transport, `in_front` one before prefill's address."""
 
     prefill_blocks: int = 128
     decode_blocks: int = 128
@@ -144,6 +144,7 @@ class Shape:
     max_queue: int = 1024
     wrap_prefill: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode: Callable[[Transport], Transport] = field(default=lambda transport: transport)
+    in_front: Callable[[str], AbstractAsyncContextManager[str]] = nullcontext
 
 
 @asynccontextmanager
@@ -157,11 +158,14 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
     )
     sending, receiving = TcpTransport(SECRET), TcpTransport(SECRET)
     try:
-        async with serving_prefill(prefill_config, prefill_runner, shape.wrap_prefill(sending)) as prefill:
+        async with (
+            serving_prefill(prefill_config, prefill_runner, shape.wrap_prefill(sending)) as prefill,
+            shape.in_front(prefill.address) as prefill_address,
+        ):
             decode_config = DecodeConfig(
                 folder,
                 SECRET,
-                (prefill.address,),
+                (prefill_address,),
                 block_size=shape.decode_block_size,
                 max_queue=shape.max_queue,
             )
