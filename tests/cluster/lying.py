@@ -42,6 +42,9 @@ class LyingPrefill(rpc.PrefillServicer):
             return
         await _relay(self._stub.Attempt(metadata=credentials(SECRET)), request_iterator, context, self._spoil)
 
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ServerStatus:  # type: ignore[override]  # noqa: N802
+        return await self._stub.Status(request, metadata=credentials(SECRET))
+
 
 async def _relay(call: Call, up: AsyncIterator[Any], context: Context, spoil: Callable[[Any], Any]) -> None:
     async def climb() -> None:
