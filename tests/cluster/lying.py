@@ -42,7 +42,7 @@ class LyingPrefill(rpc.PrefillServicer):
             return
         await _relay(self._stub.Attempt(metadata=credentials(SECRET)), request_iterator, context, self._spoil)
 
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ServerStatus:  # type: ignore[override]  # noqa: N802
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.ServerStatus:  # noqa: N802
         return await self._stub.Status(request, metadata=credentials(SECRET))
 
 

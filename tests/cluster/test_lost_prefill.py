@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from decode_server.app import serving as serving_decode
 from decode_server.config import DecodeConfig
@@ -14,8 +18,9 @@ from kvlease.v1.kvlease_pb2_grpc import DecodeStub
 from prefill_server.app import RunningPrefill
 from prefill_server.app import serving as serving_prefill
 from prefill_server.config import PrefillConfig
-from tests.cluster.harness import SECRET, Cluster, Oracle, cluster, load, prompt_of, request_of
+from tests.cluster.harness import SECRET, Cluster, Oracle, Shape, cluster, load, prompt_of, request_of
 from tests.waiting import until
+from transport.memory import FaultPlan, MemoryHub, MemoryTransport
 from transport.tcp.transport import TcpTransport
 
 #: Far below the deadline of the requests: an end that only the deadline brings is none.
@@ -72,5 +77,42 @@ def test_decode_pairs_with_a_restarted_prefill_server_under_a_new_epoch(model: P
             await decode_context.__aexit__(None, None, None)
         for transport in (sending, receiving, again):
             await transport.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_while_channels_break_and_clients_leave_each_request_ends_once_and_right(
+    model: Path, oracle: Oracle, seed: int
+) -> None:
+    draw = random.Random(seed)
+    hub = MemoryHub(FaultPlan(seed=seed, break_rate=0.01, stray_rate=0.02, delay_s=(0.0, 0.002)))
+    shape = Shape(wrap_prefill=lambda _: MemoryTransport(hub), wrap_decode=lambda _: MemoryTransport(hub))
+    prompts = [prompt_of(draw.choice((1, 16, 33, 130, 300)), seed) for seed in range(10)]
+
+    async def test() -> None:
+        async with cluster(model, shape) as running:
+
+            async def one(number: int) -> str:
+                await asyncio.sleep(draw.random())  # requests arrive all along, also while there is no pair
+                prompt, length = draw.choice(prompts), draw.choice((1, 3, 8))
+                task = asyncio.create_task(running.events(request_of(prompt, length, remaining_s=20.0)))
+                if number % 4 == 0:
+                    await asyncio.sleep(draw.random() * 0.2)
+                    task.cancel()
+                    await asyncio.wait([task])
+                    return "left"
+                events = await task
+                assert sum(not isinstance(event, TokensGenerated) for event in events) == 1
+                tokens = tuple(t for event in events[:-1] for t in getattr(event, "token_ids", ()))
+                if isinstance(events[-1], Finished):
+                    assert tokens == oracle.text(prompt, length)
+                    return "right"
+                assert tokens == ()
+                return "refused"
+
+            ends = Counter(await asyncio.gather(*(one(number) for number in range(120))))
+            assert ends["right"] > 20, ends
+            await running.until_pools_are_full()
 
     asyncio.run(test())
