@@ -177,13 +177,15 @@ def test_without_the_secret_no_method_of_prefill_does_anything(model: Path, meta
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Status(pb.StatusRequest(), metadata=metadata)
             refused.append(caught.value.code())
-            for call, message in (
-                (stub.Pair(metadata=metadata), pb.PairUp(hello=hello)),
-                (stub.Attempt(metadata=metadata), pb.AttemptUp(propose=pb.Propose(prompt_token_ids=[1, 2]))),
+            for method, message in (
+                (stub.Pair, pb.PairUp(hello=hello)),
+                (stub.Attempt, pb.AttemptUp(propose=pb.Propose(prompt_token_ids=[1, 2]))),
             ):
+                refused.append(await asyncio.wait_for(method(metadata=metadata).code(), 5))
+                speaking = method(metadata=metadata)
                 with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the refusal may be faster
-                    await call.write(message)
-                refused.append(await call.code())
+                    await speaking.write(message)
+                assert await speaking.code() is not grpc.StatusCode.OK
             assert refused == [grpc.StatusCode.UNAUTHENTICATED] * 3
             assert len(running.prefill.pairs.reports()) == 1
             assert running.prefill.report().counters == counters
