@@ -116,6 +116,14 @@ def test_a_port_in_use_is_one_line_before_anything_is_prepared(tmp_path: Path) -
             assert not serving.journal.exists()
 
 
+def test_the_ready_line_knows_the_context_behind_an_api_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 acme\nk2 globex\n")
+    with Serving(tmp_path, "--port", "0", "--api-keys-file", str(keys), gateway="ask_for_k1") as serving:
+        serving.wait_until_ready()
+        assert "(model stub-model, context 1024, transport tcp)" in serving.out
+
+
 def test_a_context_that_does_not_fit_starts_nothing(tmp_path: Path) -> None:
     with Serving(tmp_path, "--port", "0", "--max-model-len", "1024", "--prefill-blocks", "43") as serving:
         assert serving.wait_for_exit() == 2
