@@ -6,7 +6,6 @@ Never: decides; or leaves a lease, a room or a stream behind, however it ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from decode_server.landing import Berth
@@ -81,7 +80,7 @@ class AttemptRun:
             return outcome
         finally:
             self._peer.pair.standing.discard(self)
-            await self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
+            self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
 
     async def _drive(self, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> AttemptEnd:
         while True:
@@ -164,20 +163,15 @@ class AttemptRun:
         self._peer.dock.open(lease, Berth(self._room, expectation, self))
         self._lease = lease
 
-    async def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
-        """The lease first: no block can land any more; then the room, at once; then everybody else."""
+    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
+        """The lease first: no block can land any more; then the room, at once; then everybody else.
+
+        Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
+        """
         if self._lease is not None:
             self._peer.dock.end(self._lease.grant.lease_id)
-        for task in tasks:
-            task.cancel()
-        if not keep_room:
-            stream.cancel()
-        await _ended(tasks)
         if self._room is not None and not keep_room:
             self._memory.free(self._room)
+        for task in tasks:
+            task.cancel()
         stream.cancel()
-
-
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    waiting: Awaitable[object] = asyncio.gather(*tasks, return_exceptions=True)
-    await waiting

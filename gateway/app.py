@@ -20,6 +20,7 @@ from gateway.body import Bodies
 from gateway.cluster import PREFILL, Cluster
 from gateway.config import GatewayConfig
 from gateway.decode_client import DecodeClient, StatusClient
+from gateway.errors import StartRefused
 from gateway.exchange import Exchanges
 from gateway.http import Pages, build_http
 from gateway.journal import ClusterCollector, Journal
@@ -99,7 +100,10 @@ def assemble(
 
 
 async def run(config: GatewayConfig, ready: Callable[[str], None]) -> None:
-    """Serve until told to stop; `ready` is called with the address once it listens, which is before it can serve."""
+    """Serve until told to stop; `ready` is called with the address once it listens, which is before it can serve.
+
+    Raises StartRefused for an address that cannot be had, and what kvlease.models raises for a folder that cannot be served.
+    """
     listener = _listen(config.host, config.port)
     async with AsyncExitStack() as stack:
         limits, model = Limits(), load_model(config)
@@ -162,15 +166,13 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Taken before anything slow happens, so that an address in use is told at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family, backlog=Limits().max_connections)
     except OSError as error:
-        listener.close()
-        raise SystemExit(f"{host}:{port} cannot be listened on ({error.strerror}): choose another --port") from None
-    return listener
+        reason = error.strerror or str(error)
+        raise StartRefused(f"{host}:{port} cannot be listened on ({reason}): choose another --host or --port") from None
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

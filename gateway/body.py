@@ -86,10 +86,11 @@ class Bodies:
 
     def _too_large(self) -> ApiError:
         message = f"The body is larger than {self._limits.max_body_bytes} bytes."
-        return ApiError(413, message, "request_too_large", headers=_CLOSE)
+        return ApiError(413, message, "request_too_large")
 
 
-#: The rest of such a body is still on its way and would be taken for the next request.
+#: Nobody knows when the rest of such a body comes. (The rest of one that is too large is read and dropped by the server below:
+#: closing at once would reset the connection, and the client might never see the answer.)
 _CLOSE = (("connection", "close"),)
 
 

@@ -9,6 +9,8 @@ Never: reach a client in any other shape than OpenAI's.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from gateway.openai_errors import ApiError
 
 
@@ -27,3 +29,5 @@ class RequestRefused(GatewayError):
 
 class StartRefused(GatewayError):
     """One line for whoever started it: what is wrong and what to change."""
+
+    exit_code: ClassVar[int] = 2  # of the process: its configuration was refused

@@ -113,6 +113,23 @@ async def test_a_chunked_body_is_counted_as_it_comes(tiny: Path) -> None:
     check(answer.json(), "request_too_large")
 
 
+@pytest.mark.parametrize("encoding", [{"content_length": "3000000"}, {"transfer_encoding": "chunked"}])
+@on_loop
+async def test_a_client_that_sends_all_of_a_large_body_still_sees_the_answer(
+    tiny: Path, encoding: dict[str, str]
+) -> None:
+    chunk = b" " * 30_000
+    frame = chunk if "content_length" in encoding else b"7530\r\n" + chunk + b"\r\n"
+    async with serving(tiny, limits=SMALL) as running, connected(running.port) as wire:
+        await wire.send_head(**encoding)
+        for _ in range(100):
+            await wire.send(frame)
+        await wire.send(b"" if "content_length" in encoding else b"0\r\n\r\n")
+        assert (await wire.answer()).status == 413
+        await wire.post(GOOD)
+        assert (await wire.answer()).status == 200
+
+
 @on_loop
 async def test_many_bodies_together_are_bounded(tiny: Path) -> None:
     async with serving(tiny, limits=SMALL) as running:

@@ -16,11 +16,13 @@ def view() -> ServerView:
 
 def test_the_first_answer_brings_a_server_in() -> None:
     server = view()
-    assert view().is_in is False
+    seen = [server.is_in]
     server.missed()
     server.missed()
+    seen.append(server.is_in)
     server.answered(decode_facts())
-    assert server.is_in
+    seen.append(server.is_in)
+    assert seen == [False, False, True]
     assert server.can_serve
 
 
@@ -43,13 +45,14 @@ def test_a_server_that_was_out_needs_two_good_polls_in_a_row() -> None:
     server.answered(decode_facts())
     for _ in range(3):
         server.missed()
-    server.answered(decode_facts())
-    assert not server.is_in
-    server.missed()
-    server.answered(decode_facts())
-    assert not server.is_in
-    server.answered(decode_facts())
-    assert server.is_in
+    seen = []
+    for answers in (True, False, True, True):
+        if answers:
+            server.answered(decode_facts())
+        else:
+            server.missed()
+        seen.append(server.is_in)
+    assert seen == [False, False, False, True]
 
 
 def test_a_failed_request_takes_a_server_out_until_its_next_answer() -> None:

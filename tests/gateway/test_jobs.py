@@ -183,7 +183,7 @@ def test_another_model_does_not_exist(model: ServedModel) -> None:
 
 
 def test_what_asks_for_nothing_is_accepted(model: ServedModel) -> None:
-    neutral: dict[str, object] = {
+    neutral: dict[str, Any] = {
         "n": 1,
         "best_of": 1,
         "echo": False,

@@ -138,12 +138,16 @@ async def test_a_verdict_arrives_unchanged(tiny: Path, stream: bool) -> None:
 async def test_an_abort_after_the_first_token_ends_the_stream_with_an_error(tiny: Path, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the rain", False)
     aborted = Aborted(AbortReason.SEAL_REFUSED, "digest", "seal_refused_digest", 502, retryable=True)
-    texts = []
+    texts: list[str] = []
     async with serving(tiny, FakeDecode(decode_facts(), script=ends_with(aborted, ids))) as running:
         stream = await async_client_of(running).completions.create(model="tiny", prompt="hello", stream=True)
-        with pytest.raises(openai.APIError) as caught:  # noqa: PT012 - the stream raises, at its end
+
+        async def read() -> None:
             async for chunk in stream:
-                texts.append(chunk.choices[0].text)  # noqa: PERF401 - what came before the error counts
+                texts.append(chunk.choices[0].text)  # noqa: PERF401 - what came before the error is kept
+
+        with pytest.raises(openai.APIError) as caught:
+            await read()
         assert len(running.decode[0].requests) == 1  # text was sent: never again
     assert "".join(texts) == "the rain"
     assert caught.value.code == "seal_refused_digest"

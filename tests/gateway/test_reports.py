@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cluster import ServerFacts
 from kvlease.handoff.messages import FinishReason
 from kvlease.models.tokenizer import Tokenizer
 from kvlease.telemetry.logs import capture_events
@@ -107,16 +108,20 @@ async def test_a_lost_server_is_out_after_three_polls_and_another_takes_over(tin
 @on_loop
 async def test_a_poll_that_hangs_is_lost_and_others_go_on(tiny: Path) -> None:
     class Hanging(FakeServer):
-        async def status(self) -> None:
-            await asyncio.Event().wait()
+        is_hanging = False
 
-    limits = replace(QUICK, poll_timeout_s=0.05)
-    async with serving(
-        tiny, prefill=[Hanging(None, "prefill:9"), FakeServer(prefill_facts())], limits=limits
-    ) as running:
+        async def status(self) -> ServerFacts | None:
+            if self.is_hanging:
+                await asyncio.Event().wait()
+            return self.facts
+
+    servers = [Hanging(prefill_facts("prefill:9")), FakeServer(prefill_facts())]
+    async with serving(tiny, prefill=servers, limits=replace(QUICK, poll_timeout_s=0.05)) as running:
         hanging, answering = running.gateway.cluster.prefill
-        assert not hanging.is_in
-        await until(lambda: answering.is_in)
+        await until(lambda: hanging.is_in and answering.is_in)
+        servers[0].is_hanging = True  # type: ignore[attr-defined]
+        await until(lambda: not hanging.is_in)
+        assert answering.is_in
 
 
 @on_loop

