@@ -76,7 +76,8 @@ class Cluster:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._events.put_nowait, StopAsked())
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                loop.add_signal_handler(number, self._events.put_nowait, StopAsked())
         async with asyncio.TaskGroup() as tasks:
             beside = tasks.create_task(when_up)
             exit_code = await self._supervise(tasks)

@@ -96,6 +96,8 @@ def refuse_unusable(settings: Settings) -> None:
         raise ConfigurationError(
             "--transport rdma: this build carries KV blocks over tcp only; use --transport auto or tcp"
         )
+    if settings.api_keys_file:
+        read_api_keys(settings.api_keys_file)  # again when the gateway is configured; here, before anything heavy
 
 
 def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:

@@ -17,9 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (by default the process's). Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) == 2 and arguments[1] == _SUPERVISED:  # a child of `serve`: its configuration is on stdin
-        from kvlease.cli.child import run_supervised
+        from kvlease.cli.child import leave, run_supervised
 
-        return run_supervised(arguments[0])
+        leave(run_supervised(arguments[0]))
     return _run_command(arguments)
 
 
@@ -52,10 +52,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
     from kvlease.cli.configs import refuse_unusable
 
     refuse_unusable(invocation.settings)
-    if invocation.command == SERVE:
-        from kvlease.cli.serve import serve
+    if invocation.command != SERVE:
+        from kvlease.cli.alone import run_alone
+        from kvlease.cli.child import leave
 
-        return serve(invocation.settings)
-    from kvlease.cli.alone import run_alone
+        leave(run_alone(invocation.command, invocation.settings, os.environ))
+    from kvlease.cli.serve import serve
 
-    return run_alone(invocation.command, invocation.settings, os.environ)
+    return serve(invocation.settings)

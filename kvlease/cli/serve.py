@@ -1,6 +1,6 @@
 """`kvlease serve`: one gateway, N prefill servers and M decode servers as processes of this machine.
 
-Ports are reserved for as long as the parent lives (bound, not listened on), so a restarted server finds its own port free and its peers find it.
+Ports are reserved for as long as the parent lives, so a restarted server comes back where its peers look for it.
 
 Never: imports torch; shows the cluster's secret to anyone but the children.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -33,9 +32,10 @@ from kvlease.cli.configs import (
     prefill_config,
     to_document,
 )
-from kvlease.cli.errors import ConfigurationError, Unreachable
+from kvlease.cli.errors import Unreachable
 from kvlease.cli.limits import Limits
 from kvlease.cli.options import flag_of
+from kvlease.cli.ports import reserve_port
 from kvlease.cli.preparation import prepare
 from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, Settings
 from kvlease.cli.supervision import Tier
@@ -138,27 +138,6 @@ def child_environ(environ: Mapping[str, str], num_threads: int) -> dict[str, str
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         result["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environ.get("PYTHONPATH")])])
     return result
-
-
-def reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket that never listens. Raises ConfigurationError when the port is in use.
-
-    Linux lets another socket with SO_REUSEADDR bind and listen beside it, which our servers use, and gives the port to nobody who asks for any.
-    """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigurationError(f"--host {host}: not an address of this machine: {error.strerror}") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise ConfigurationError(
-            f"--port {port}: cannot listen on {host}:{port}: {error.strerror}; free it, or choose another with --port"
-        ) from None
-    return sock
 
 
 async def announce(plan: Plan, model_name: str, settings: Settings, limits: Limits) -> None:

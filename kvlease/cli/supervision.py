@@ -224,7 +224,8 @@ class Supervisor:
         if now >= self._kill_at:
             self._has_killed = True
             self._exit_code = self._exit_code or EXIT_FAILED
-            return [Kill(s.name) for s in alive]
+            names = ", ".join(s.name for s in alive)
+            return [Say(f"ending what has not finished: {names}"), *(Kill(s.name) for s in alive)]
         last = max(s.tier for s in alive)
         told = [s for s in alive if s.tier is last and not s.has_been_told]
         for server in told:

@@ -1,7 +1,7 @@
 """Attention over the blocks of a private pool: new keys and values go into their slots first, then each sequence reads its own context.
 
     storage.array(layer, "k")   [num_blocks, block_size, kv_heads, dim]
-                                 ├─ consecutive blocks: a view
+                                 ├─ consecutive blocks: a view, copied in one piece for a single token on a CPU
                                  └─ others: whole blocks gathered, then cut to the context's length
 
 Everything that depends on the batch alone is prepared once for the pass; a layer does one indexed write for all new
@@ -33,6 +33,7 @@ class _SequenceView:
     blocks: torch.Tensor | None  # [blocks]: the table to gather by; None when it is consecutive
     mask: torch.Tensor | None  # bool [new, num_tokens]; None when all or exactly the causal part is visible
     is_causal: bool
+    is_copied: bool
 
     @classmethod
     def of(cls, sequence: PackedSequence, block_size: int, device: torch.device) -> _SequenceView:
@@ -43,12 +44,17 @@ class _SequenceView:
             mask.tril_(sequence.num_tokens - sequence.num_new)
         first_slot = int(sequence.table[0]) * block_size
         is_causal = sequence.num_new > 1 and sequence.is_whole
-        return cls(sequence.first, sequence.last, sequence.num_tokens, first_slot, blocks, mask, is_causal)
+        # A single token reads its context once, and a CPU reads it a quarter faster in the order of its addresses than head by head:
+        # the copy is in the cache when the heads come for it.
+        is_copied = sequence.num_new == 1 and device.type == "cpu"
+        return cls(sequence.first, sequence.last, sequence.num_tokens, first_slot, blocks, mask, is_causal, is_copied)
 
     def context(self, array: torch.Tensor) -> torch.Tensor:
         """`array` [num_blocks, block_size, kv_heads, dim] -> [1, kv_heads, num_tokens, dim]."""
         if self.blocks is None:
             tokens = array.flatten(0, 1)[self.first_slot : self.first_slot + self.num_tokens]
+            if self.is_copied:
+                tokens = tokens.clone()
         else:
             tokens = array.index_select(0, self.blocks).flatten(0, 1)[: self.num_tokens]
         return tokens.transpose(0, 1).unsqueeze(0)

@@ -14,7 +14,7 @@ from typing import Any
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def wait_for(fact: Callable[[], object], what: str) -> None:

@@ -1,6 +1,7 @@
 """A server that serves nothing: it speaks the parent's protocol, listens on its port, and notes what happens in a journal.
 
-The variable STUB names, as JSON, the journal's path (`journal`) and for each command how it misbehaves (`refuse`, `die`, `ignore_sigterm`).
+The variable STUB names, as JSON, the journal's path (`journal`) and for each command how it misbehaves (`refuse`, `die`, `ignore_sigterm`,
+`ask_for_k1`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = json.dumps({"data": [{"id": "stub-model", "max_model_len": 1024}]}).encode()
-        self.send_response(200)
+        is_let_in = HOW != "ask_for_k1" or self.path != "/v1/models" or self.headers["Authorization"] == "Bearer k1"
+        self.send_response(200 if is_let_in else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body if is_let_in else b" " * len(body))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's name
         """Say nothing."""

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from decode_server.config import DecodeConfig
 from gateway.config import GatewayConfig
-from kvlease.cli.alone import run_alone
+from kvlease.cli.alone import port_of, run_alone
 from kvlease.cli.capacity import PoolSize, refuse_context_that_does_not_fit
 from kvlease.cli.configs import (
     ServerConfig,
@@ -145,3 +146,22 @@ def test_only_loopback_is_loopback() -> None:
 def test_a_lone_server_without_what_it_needs_is_refused(command: str, missing: str) -> None:
     with pytest.raises(ConfigurationError, match=missing):
         run_alone(command, Settings(), {})
+
+
+def test_a_lone_servers_port_in_use_is_refused_before_its_model_is_looked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = Settings(model="/no/such/folder", port=port)
+        with pytest.raises(ConfigurationError, match=f"--port {port}"):
+            run_alone("prefill", settings, {"KVLEASE_SECRET": "s"})
+
+
+@pytest.mark.parametrize(("command", "port"), [("gateway", 8000), ("prefill", 0), ("decode", 0)])
+def test_only_the_gateway_has_a_port_of_its_own(command: str, port: int) -> None:
+    assert port_of(command, Settings()) == port
+    assert port_of(command, Settings(port=7)) == 7
+
+
+def test_a_broken_keys_file_is_refused_before_anything_heavy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="api-keys-file"):
+        refuse_unusable(Settings(api_keys_file=tmp_path / "missing"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,14 @@ def test_a_port_in_use_is_one_line_before_anything_is_prepared(tmp_path: Path) -
             assert not serving.journal.exists()
 
 
+def test_the_ready_line_knows_the_context_behind_an_api_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 acme\nk2 globex\n")
+    with Serving(tmp_path, "--port", "0", "--api-keys-file", str(keys), gateway="ask_for_k1") as serving:
+        serving.wait_until_ready()
+        assert "(model stub-model, context 1024, transport tcp)" in serving.out
+
+
 def test_a_context_that_does_not_fit_starts_nothing(tmp_path: Path) -> None:
     with Serving(tmp_path, "--port", "0", "--max-model-len", "1024", "--prefill-blocks", "43") as serving:
         assert serving.wait_for_exit() == 2
@@ -125,29 +135,35 @@ def test_a_context_that_does_not_fit_starts_nothing(tmp_path: Path) -> None:
         assert not serving.journal.exists()
 
 
-def _lone_server(tmp_path: Path, parent_pid: int) -> subprocess.Popen[bytes]:
-    """A stub server whose parent is this test."""
+STUB_SERVER = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "prefill", "--supervised")
+
+
+def start_under_test(tmp_path: Path, program: Sequence[str], parent_pid: int | None) -> subprocess.Popen[bytes]:
+    """Start `program`, hand a stub server's document to its stdin, and wait until that server listens or is gone.
+
+    `parent_pid` is what the document says; None: `program` itself is the server's parent.
+    """
     report_in, report_out = os.pipe()
-    config = '{"host": "127.0.0.1", "port": 0, "secret": "s"}'
-    document = f'{{"log_level": "info", "parent_pid": {parent_pid}, "report_fd": {report_out}, "config": {config}}}\n'
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("stub_server.py")), "prefill", "--supervised"],
+        program,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(report_out,),
         env={**os.environ, "PYTHONPATH": str(ROOT), "STUB": f'{{"journal": "{tmp_path / "journal"}"}}'},
     )
     os.close(report_out)
+    config = {"host": "127.0.0.1", "port": 0, "secret": "s"}
+    document = {"log_level": "info", "report_fd": report_out, "config": config, "parent_pid": parent_pid or process.pid}
     assert process.stdin is not None
-    process.stdin.write(document.encode())
+    process.stdin.write(json.dumps(document).encode() + b"\n")
     process.stdin.flush()
     with os.fdopen(report_in) as reports:
-        reports.readline()  # it listens, or it is gone
+        reports.readline()
     return process
 
 
 def test_a_server_ends_when_its_end_of_the_pipe_does(tmp_path: Path) -> None:
-    process = _lone_server(tmp_path, os.getpid())
+    process = start_under_test(tmp_path, STUB_SERVER, os.getpid())
     assert process.poll() is None
     assert process.stdin is not None
     process.stdin.close()
@@ -155,6 +171,16 @@ def test_a_server_ends_when_its_end_of_the_pipe_does(tmp_path: Path) -> None:
 
 
 def test_a_server_whose_parent_changed_while_it_started_does_not_run(tmp_path: Path) -> None:
-    process = _lone_server(tmp_path, os.getpid() + 1)
+    process = start_under_test(tmp_path, STUB_SERVER, os.getpid() + 1)
     assert process.wait(BOUND_S) == 1
     assert not (tmp_path / "journal").exists()
+
+
+def test_the_kernel_ends_a_server_whose_parent_died_though_its_pipe_is_still_open(tmp_path: Path) -> None:
+    between = f"import subprocess; subprocess.run({STUB_SERVER!r}, close_fds=False)"
+    parent = start_under_test(tmp_path, (sys.executable, "-c", between), None)
+    [pid] = [json.loads(line)["pid"] for line in (tmp_path / "journal").read_text().splitlines()[:1]]
+    assert is_running(pid)
+    parent.kill()
+    parent.wait(BOUND_S)
+    wait_for(lambda: not is_running(pid), "the server is gone")

@@ -68,10 +68,15 @@ def test_a_missing_weight_is_refused_by_name(folder: Path) -> None:
         load(folder)
 
 
-def test_a_weight_of_the_wrong_shape_is_refused(folder: Path) -> None:
+def spoil_a_shape(folder: Path) -> Path:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(3)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_weight_of_the_wrong_shape_is_refused(folder: Path) -> None:
+    spoil_a_shape(folder)
     with pytest.raises(WeightsInvalid, match=r"wrong shape, first .*norm"):
         load(folder)
 
@@ -91,7 +96,10 @@ def test_a_file_cut_short_is_refused(folder: Path) -> None:
         load_model(folder, "llama", "float32", torch.device("cpu"))
 
 
-def test_loading_is_silent_and_needs_neither_network_nor_other_models(folder: Path) -> None:
+def test_loading_is_silent_in_success_and_failure_and_needs_neither_network_nor_other_models(
+    folder: Path, folder_of: FolderOf
+) -> None:
+    spoil_a_shape(folder)
     program = f"""
 import socket, sys
 def refuse(*args, **kwargs): raise AssertionError("the network was used")
@@ -101,7 +109,14 @@ from kvlease.engine.threads import prepare_environment, set_threads
 prepare_environment(1)
 set_threads(1)
 from kvlease.engine.runner import ModelRunner
-ModelRunner.load(Path({str(folder)!r}), dtype="auto", device="cpu", num_blocks=2, block_size=16)
+ModelRunner.load(Path({str(folder_of("llama"))!r}), dtype="auto", device="cpu", num_blocks=2, block_size=16)
+from kvlease.engine.errors import WeightsInvalid
+try:
+    ModelRunner.load(Path({str(folder)!r}), dtype="auto", device="cpu", num_blocks=2, block_size=16)
+except WeightsInvalid:
+    pass
+else:
+    raise AssertionError("spoiled weights were loaded")
 import torch
 assert (torch.get_num_threads(), torch.get_num_interop_threads()) == (1, 1)
 print(*sorted(name for name in sys.modules if name.startswith("transformers.models.") and ".modeling_" in name))

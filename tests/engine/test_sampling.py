@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvlease.engine.batch import SamplingSpec
 from kvlease.engine.errors import LogitsNotFinite
-from kvlease.engine.sampling import draw, sample, uniform
+from kvlease.engine.sampling import _pick, draw, sample, uniform
 
 VOCABULARY = 50
 #: Computed once; another number would change every sampled text of every cluster.
@@ -69,8 +70,10 @@ def test_top_k_draws_from_the_best_k_alone_and_from_all_of_them() -> None:
 
 
 def test_equal_logits_at_the_edge_of_top_k_favour_the_lower_id() -> None:
-    row = torch.zeros(1, VOCABULARY)
-    assert set(drawn(row, SamplingSpec(temperature=1.0, top_k=3), 200)) == {0, 1, 2}
+    # Two values over two hundred ids: long enough that a sort which does not keep the order of equals shows.
+    row = (torch.arange(200) % 2).float()[None]
+    wanted = {*range(1, 200, 2), *range(0, 20, 2)}
+    assert set(drawn(row, SamplingSpec(temperature=5.0, top_k=110), 3000)) == wanted
 
 
 def test_top_p_draws_from_the_fewest_tokens_that_hold_it() -> None:
@@ -109,6 +112,12 @@ def test_a_token_is_always_one_of_the_vocabulary_with_weight(seed: int, spec: Sa
     assert 0 <= token < VOCABULARY
     if spec.temperature <= 1e-3:
         assert token == int(logits.argmax())
+
+
+def test_a_token_without_weight_is_not_drawn_by_the_lowest_chance_nor_by_the_highest() -> None:
+    ids, weights = np.arange(4), np.array([0.0, 0.1, 0.2, 0.0])
+    # A sum taken in another order may be larger than the running one.
+    assert [_pick(ids, weights, 0.3000001, chance) for chance in (0.0, 1.0)] == [1, 2]
 
 
 def test_seed_and_position_change_the_token() -> None:

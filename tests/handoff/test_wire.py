@@ -1,0 +1,73 @@
+"""Values survive the wire; foreign bytes give a value or `WireError`, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlease.handoff.messages import (
+    AbortReason,
+    Admitted,
+    AttemptDown,
+    AttemptUp,
+    Commit,
+    Complete,
+    FinishReason,
+    Ready,
+    Receipt,
+    RejectReason,
+)
+from kvlease.handoff.verdicts import aborted, rejected
+from kvlease.handoff.wire import WireError, decode_down, decode_event, decode_request, decode_up, encode_down, encode_up
+from kvlease.v1 import kvlease_pb2 as pb
+from tests.handoff.joined import GRANT, proposal
+
+numbers = st.integers(0, 2**31 - 1)
+downs: st.SearchStrategy[AttemptDown] = st.one_of(
+    st.builds(Admitted, numbers),
+    st.just(Ready()),
+    st.builds(Commit, numbers, numbers, numbers),
+    st.builds(Complete, numbers, st.sampled_from(FinishReason)),
+    st.builds(rejected, st.sampled_from(RejectReason), st.text(), st.text()),
+    st.builds(aborted, st.sampled_from(AbortReason), st.text()),
+)
+ups: st.SearchStrategy[AttemptUp] = st.one_of(
+    st.just(GRANT), st.builds(Receipt, numbers), st.builds(proposal, st.integers(1, 50), st.integers(1, 50))
+)
+
+
+@given(downs)
+def test_what_prefill_says_arrives_as_it_was(message: AttemptDown) -> None:
+    assert decode_down(pb.AttemptDown.FromString(encode_down(message).SerializeToString())) == message
+
+
+@given(ups)
+def test_what_decode_says_arrives_as_it_was(message: AttemptUp) -> None:
+    assert decode_up(pb.AttemptUp.FromString(encode_up(message).SerializeToString())) == message
+
+
+@given(st.binary(max_size=64))
+def test_foreign_bytes_are_a_value_or_a_wire_error(data: bytes) -> None:
+    with contextlib.suppress(WireError, DecodeError):
+        decode_down(pb.AttemptDown.FromString(data))
+    with contextlib.suppress(WireError, DecodeError):
+        decode_up(pb.AttemptUp.FromString(data))
+    with contextlib.suppress(WireError, DecodeError):
+        decode_event(pb.GenerateEvent.FromString(data))
+    with contextlib.suppress(WireError, DecodeError):
+        decode_request(pb.GenerateRequest.FromString(data))
+
+
+def test_empty_messages_and_strange_reasons_are_wire_errors() -> None:
+    with pytest.raises(WireError, match="AttemptUp"):
+        decode_up(pb.AttemptUp())
+    with pytest.raises(WireError, match="AttemptDown"):
+        decode_down(pb.AttemptDown())
+    with pytest.raises(WireError, match="Rejected"):
+        decode_down(pb.AttemptDown(rejected=pb.Rejected(reason="whim")))
+    with pytest.raises(WireError, match="Grant"):
+        decode_up(pb.AttemptUp(grant=pb.Grant(lease_id=b"short", nonce=b"n" * 16)))
