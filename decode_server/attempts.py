@@ -146,7 +146,7 @@ class AttemptRun:
             # The blocks before are wholly overwritten by what lands; these are written slot by slot.
             await self._thread.run(kv.scrub, self._room, num_tokens // kv.block_size)
         finally:
-            self._memory.unpin((self._room,))
+            kv.unpin((self._room,))
         self.post(RoomReserved(draw_grant(proposal.epoch), self._room.holder))
 
     def _open(self, lease: Lease) -> None:
@@ -171,7 +171,7 @@ class AttemptRun:
         if self._lease is not None:
             self._peer.dock.end(self._lease.grant.lease_id)
         if self._room is not None and not keep_room:
-            self._memory.free(self._room)
+            self._memory.kv.free(self._room)
         for task in tasks:
             task.cancel()
         stream.cancel()

@@ -77,7 +77,7 @@ class Dock:
                 land_block, kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content
             )
         finally:
-            self._memory.unpin((berth.room,))
+            kv.unpin((berth.room,))
         self._tell(lease_id, berth, found)
 
     def _tell(self, lease_id: LeaseId, berth: Berth, found: Landed | Refused) -> None:

@@ -17,6 +17,7 @@ class DecodeMemory:
     def __init__(self, kv: KVMemory, max_bypass: int) -> None:
         """Nobody waits."""
         self.kv = kv
+        kv.on_free = self._serve
         self._queue = RoomQueue(max_bypass)
         self._waiting: dict[int, tuple[int, asyncio.Future[Room]]] = {}
 
@@ -32,19 +33,9 @@ class DecodeMemory:
             self._queue.withdraw(number)
             self._waiting.pop(number, None)
             if future.done():
-                self.free(future.result())
+                self.kv.free(future.result())
             self._serve()  # who waited behind this one may fit
             raise
-
-    def free(self, room: Room) -> None:
-        """The sequence has ended: its blocks are free at once, or when the local thread that works on them is done."""
-        if self.kv.free(room):
-            self._serve()
-
-    def unpin(self, rooms: tuple[Room, ...]) -> None:
-        """A local thread has ended its work on these rooms."""
-        if self.kv.unpin(rooms):
-            self._serve()
 
     def _serve(self) -> None:
         while (number := self._queue.serve(self.kv.counts().free)) is not None:

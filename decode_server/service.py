@@ -164,7 +164,7 @@ class DecodeService:
         finally:
             sequence.is_over = True
             self._batch.leave(sequence)
-            self._memory.free(arrived.room)
+            kv.free(arrived.room)
 
 
 def _is_worth_another(end: Rejected | Aborted) -> bool:

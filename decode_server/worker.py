@@ -23,7 +23,7 @@ async def decode_tokens(batch: RunningBatch, memory: DecodeMemory, runner: Runne
         try:
             results = await thread.run(run_isolated, runner, [step for _, step in taken])
         finally:
-            memory.unpin(rooms)
+            memory.kv.unpin(rooms)
         for (sequence, _), result in zip(taken, results, strict=True):
             if isinstance(result, Failure):
                 batch.fail(sequence, result.message)

@@ -36,6 +36,7 @@ from gateway.warm_up import WarmUp
 from kvlease.models.chat_template import ChatTemplate
 from kvlease.models.facts import ModelFacts
 from kvlease.models.tokenizer import Tokenizer
+from kvlease.peering.hosting import ended
 
 
 def load_model(config: GatewayConfig) -> ServedModel:
@@ -72,7 +73,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             stack.callback(self.preparation.close)
             for work in (self.poller.run(), self.warm_up.run(self.poller)):
-                stack.push_async_callback(_ended, asyncio.create_task(work))
+                stack.push_async_callback(ended, asyncio.create_task(work))
             yield
 
 
@@ -173,9 +174,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise StartRefused(f"{host}:{port} cannot be listened on ({reason}): choose another --host or --port") from None
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

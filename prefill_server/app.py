@@ -8,26 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc.aio
 
-from kvlease.engine.loading import resolve_dtype
+from kvlease.engine.hosting import load_engine
 from kvlease.engine.runner import ModelRunner
-from kvlease.engine.threads import set_threads
 from kvlease.engine.work_thread import WorkThread
-from kvlease.kvcache.layout import attention_layout
 from kvlease.kvcache.memory import KVMemory
 from kvlease.kvcache.pool import BlockPool
 from kvlease.kvcache.seal import sealed_block_bytes
-from kvlease.kvcache.sizing import default_num_blocks
-from kvlease.models.facts import ModelFacts
-from kvlease.peering.agreement import Party
+from kvlease.peering.agreement import party_of
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import aclosing_transport, listen, until_signal
-from kvlease.peering.identity import draw_incarnation
+from kvlease.peering.hosting import aclosing_transport, ended, listen, until_signal
 from kvlease.peering.incoming import IncomingPair, IncomingPairs
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
@@ -42,18 +37,6 @@ from prefill_server.worker import ComputeLoop
 from transport.contract import Transport
 
 
-def load_engine(config: PrefillConfig) -> ModelRunner:
-    """The model and its pool, as the configuration wants them."""
-    set_threads(config.threads)
-    facts = ModelFacts.read(config.model)
-    dtype = resolve_dtype(config.dtype, config.device)
-    layout = attention_layout(facts.num_layers, facts.num_kv_heads, facts.head_dim, str(dtype).removeprefix("torch."))
-    num_blocks = config.num_blocks or default_num_blocks(facts.context_length, config.block_size, layout.token_bytes)
-    return ModelRunner.load(
-        config.model, dtype=config.dtype, device=config.device, num_blocks=num_blocks, block_size=config.block_size
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RunningPrefill:
     """A prefill server that listens, and its parts: for its composition root and for tests of the whole."""
@@ -65,6 +48,7 @@ class RunningPrefill:
     pairs: IncomingPairs
     queue: PromptQueue
     report: Callable[[], ServerReport]
+    work: tuple[asyncio.Task[None], ...]  # loops that never end by themselves
 
 
 async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
@@ -73,7 +57,7 @@ async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
     transport = choose_transport(config.transport, config.secret, config.host)
     async with aclosing_transport(transport), serving(config, runner, transport) as running:
         ready(running.address)
-        await until_signal()
+        await until_signal(running.work)
         running.service.is_draining = True
         await running.server.stop(Limits().drain_s)
 
@@ -97,7 +81,7 @@ async def _start(
     address = listen(server, config.host, config.port)
     queue = PromptQueue(kv, config.chunk_tokens)
     compute = ComputeLoop(queue, kv, runner, compute_thread)
-    party = _party(config, runner, address, transport.name)
+    party = party_of(config, runner, address, transport.name)
     counters: Counter[str] = Counter()
     lines: dict[int, DepartureLine] = {}
 
@@ -134,31 +118,8 @@ async def _start(
         )
 
     add_PrefillServicer_to_server(PrefillRpc(service, pairs, report), server)
-    loop_task = asyncio.create_task(compute.run())
-    stack.push_async_callback(_ended, loop_task)
+    work = asyncio.create_task(compute.run(), name="the compute loop")
+    stack.push_async_callback(ended, work)
     await server.start()
     stack.push_async_callback(server.stop, 0)
-    return RunningPrefill(address, server, kv, service, pairs, queue, report)
-
-
-def _party(config: PrefillConfig, runner: ModelRunner, address: str, transport: str) -> Party:
-    """This process, as its peers must know it; the incarnation is drawn here, once."""
-    return Party(
-        address,
-        draw_incarnation(),
-        runner.layout.fingerprint(runner.facts.fingerprint),
-        runner.layout.describe(),
-        runner.storage.num_blocks * config.block_size,
-        runner.facts.context_length,
-        config.max_model_len,
-        config.block_size,
-        config.ring_bytes,
-        sealed_block_bytes(runner.layout, config.block_size),
-        transport,
-    )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    return RunningPrefill(address, server, kv, service, pairs, queue, report, (work,))

@@ -9,8 +9,11 @@ import asyncio
 from collections import Counter, deque
 
 from kvlease.engine.work_thread import WorkThread
-from kvlease.handoff.prefill_attempt import BlockSent
+from kvlease.handoff.messages import AbortReason
+from kvlease.handoff.prefill_attempt import BlockSent, EndedHere
+from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.departure import seal_block
+from kvlease.kvcache.errors import UnprovenSlot
 from kvlease.kvcache.memory import KVMemory
 from prefill_server.prompts import Prompt
 from transport.contract import Departure, Slot
@@ -55,11 +58,16 @@ class DepartureLine:
         assert room is not None, "what may be sent has room"
         assert computed is not None, "what may be sent is computed"
         assert lease is not None, "what may be sent is granted"
+        num_bytes = 0
         self._kv.pin((room,))
         try:
             num_bytes = await self._thread.run(
                 seal_block, self._kv.storage, computed, lease, prompt.attempt.num_sent, slot.memory
             )
+        except UnprovenSlot as error:
+            # This prompt's blocks are not what they should be; the pair's other prompts go on.
+            self._counters["seals_refused"] += 1
+            prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, str(error))))
         finally:
             self._kv.unpin((room,))
         if not prompt.attempt.may_send:

@@ -81,4 +81,3 @@ class Prompt:
         if self.room is not None:
             self._kv.free(self.room)
             self.room = None
-            self._queue.leave(self)  # wakes the queue: there is room again

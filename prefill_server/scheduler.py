@@ -36,6 +36,7 @@ class PromptQueue:
     def __init__(self, kv: KVMemory, chunk_tokens: int) -> None:
         """Nobody waits."""
         self._kv, self._chunk_tokens = kv, chunk_tokens
+        kv.on_free = self._room_is_free
         self._waiting: deque[Prompt] = deque()
         self._begun: list[Prompt] = []
         self.changed = asyncio.Event()
@@ -56,11 +57,14 @@ class PromptQueue:
         self.changed.set()
 
     def leave(self, prompt: Prompt) -> None:
-        """Give the place up; room may be free now."""
+        """Give the place up. Harmless without one."""
         if prompt in self._waiting:
             self._waiting.remove(prompt)
         if prompt in self._begun:
             self._begun.remove(prompt)
+        self.changed.set()
+
+    def _room_is_free(self) -> None:
         self.changed.set()
 
     def computed(self, prompt: Prompt) -> None:

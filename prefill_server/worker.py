@@ -46,8 +46,7 @@ class ComputeLoop:
             return await self.thread.run(self._pass, chunks)
         finally:
             self.is_busy = False
-            if self.kv.unpin(rooms):
-                self.queue.changed.set()
+            self.kv.unpin(rooms)
 
     def _pass(self, chunks: list[Chunk]) -> list[int | Failure | None]:
         for chunk in chunks:

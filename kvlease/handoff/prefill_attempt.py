@@ -182,7 +182,10 @@ def _moved(attempt: PrefillAttempt, event: PrefillEvent) -> PrefillAttempt:
 
 
 def _end(attempt: PrefillAttempt, cause: Aborted) -> Step:
-    return _moved(attempt, PrefillEvent.END), (SendDown(cause), Free(), Over())
+    held = (
+        () if attempt.state is PrefillState.SENT else (Free(),)
+    )  # a sent prompt's blocks were freed with its manifest
+    return _moved(attempt, PrefillEvent.END), (SendDown(cause), *held, Over())
 
 
 def _judged(attempt: PrefillAttempt, verdict: Verdict) -> Step:

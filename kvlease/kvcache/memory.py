@@ -5,7 +5,7 @@ Never: hands out a block whose slots still count as proven for its last owner, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -35,6 +35,7 @@ class KVMemory:
         assert pool.counts().total == ledger.num_blocks == storage.num_blocks, "three geometries"
         self.pool, self.ledger, self.storage = pool, ledger, storage
         self._holders = count(1)
+        self.on_free: Callable[[], None] = lambda: None  # who waits for room; called after blocks became free
 
     @property
     def block_size(self) -> int:
@@ -64,11 +65,13 @@ class KVMemory:
         for room in rooms:
             self.pool.pin(room.holder)
 
-    def unpin(self, rooms: Sequence[Room]) -> bool:
-        """It has ended. Whether blocks became free by that."""
+    def unpin(self, rooms: Sequence[Room]) -> None:
+        """It has ended. Rooms that were freed in the meantime become free blocks now."""
         freed = [self.pool.unpin(room.holder) for room in rooms]
-        return any(freed)
+        if any(freed):
+            self.on_free()
 
-    def free(self, room: Room) -> bool:
-        """The sequence has ended. Whether blocks became free now; if not, they do at the last unpin."""
-        return bool(self.pool.release(room.holder))
+    def free(self, room: Room) -> None:
+        """The sequence has ended: its blocks are free at once, or when the local thread that works on them is done."""
+        if self.pool.release(room.holder):
+            self.on_free()

@@ -6,10 +6,13 @@ Never: pairs servers that could misread each other's blocks, or that cannot hold
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from kvlease.engine.runner import ModelRunner
 from kvlease.handoff.limits import PROTOCOL_VERSION
 from kvlease.handoff.messages import Incarnation
-from kvlease.kvcache.seal import SEAL_VERSION
+from kvlease.kvcache.seal import SEAL_VERSION, sealed_block_bytes
+from kvlease.peering.identity import draw_incarnation
 from kvlease.v1 import kvlease_pb2 as pb
 from transport.contract import RingGeometry
 
@@ -39,6 +42,42 @@ class Party:
     def geometry(self) -> RingGeometry:
         """Of the landing ring that this server, as the receiver, offers to each peer."""
         return RingGeometry(self.sealed_block_bytes, max(2, self.ring_bytes // self.sealed_block_bytes))
+
+
+class PartySettings(Protocol):
+    """What peers must know of a server's configuration."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens; 0: whatever fits."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        ...
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of the ring of one pair."""
+        ...
+
+
+def party_of(settings: PartySettings, runner: ModelRunner, address: str, transport: str) -> Party:
+    """This process, as its peers must know it; its incarnation is drawn here, once."""
+    return Party(
+        address,
+        draw_incarnation(),
+        runner.layout.fingerprint(runner.facts.fingerprint),
+        runner.layout.describe(),
+        runner.storage.num_blocks * settings.block_size,
+        runner.facts.context_length,
+        settings.max_model_len,
+        settings.block_size,
+        settings.ring_bytes,
+        sealed_block_bytes(runner.layout, settings.block_size),
+        transport,
+    )
 
 
 def hello_of(party: Party, offer: bytes) -> pb.PairHello:

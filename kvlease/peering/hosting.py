@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -26,18 +26,32 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
     return f"{host}:{bound}"
 
 
-async def until_signal() -> None:
-    """Until SIGTERM or SIGINT."""
+async def until_signal(work: Sequence[asyncio.Task[None]] = ()) -> None:
+    """Until SIGTERM or SIGINT, or until a task of `work` ends, which it never should: then its error ends the server.
+
+    A server that listens but whose loop is gone would take requests and let them wait for their deadline.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
         loop.add_signal_handler(number, stop.set)
     try:
-        await stop.wait()
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopping, *work], return_when=asyncio.FIRST_COMPLETED)
+        for task in work:
+            if task.done():
+                task.result()
+                raise RuntimeError(f"{task.get_name()} ended by itself")
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel the task and wait for its end; how it ended before is not said again."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 @asynccontextmanager

@@ -145,19 +145,3 @@ def test_without_the_secret_every_method_answers_unauthenticated(model: Path) ->
             assert running.decode.report().counters == {}
 
     asyncio.run(test())
-
-
-def test_a_stopped_prefill_server_ends_each_request_once(model: Path) -> None:
-    async def test() -> None:
-        async with cluster(model) as running:
-            requests = [asyncio.create_task(running.events(request_of(prompt_of(700, n), 200))) for n in range(6)]
-            await until(lambda: running.prefill.queue.num_begun > 0, within_s=5, what="prefill is busy")
-            await running.prefill.server.stop(0)
-            for events in await asyncio.gather(*requests):
-                assert isinstance(events[-1], Finished | Aborted | Rejected)
-                assert sum(isinstance(event, Finished | Aborted | Rejected) for event in events) == 1
-            await until(
-                lambda: running.decode.memory.kv.counts().free == 128, within_s=1.0, what="decode's pool is full again"
-            )
-
-    asyncio.run(test())

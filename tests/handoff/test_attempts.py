@@ -257,5 +257,25 @@ def test_prefill_ends_at_most_once_and_then_stands_still(happenings: list[Prefil
             done = min(both.prefill.num_computed + 5, 10)
             both.happen_at_prefill(ChunkComputed(done, 42 if done == 10 else None))
         assert both.num_overs == both.prefill.is_over
-        assert both.num_frees <= 2
+        assert both.num_frees <= 1
         assert not was_over or both.prefill is before
+
+
+def test_a_manifest_alone_commits_nothing() -> None:
+    attempt = DecodeAttempt(10, 3)
+    for happening in (Admitted(0), Ready(), RoomReserved(GRANT, 1), Commit(3, 10, 42)):
+        attempt, actions = decode_step(attempt, happening)
+        assert not any(isinstance(action, Conclude) for action in actions)
+    assert attempt.state is DecodeState.CLOSING
+
+
+def test_a_cancel_behind_the_manifest_frees_nothing_again() -> None:
+    both = Joined(num_tokens=8)
+    for happening in (Judged(Admitted(0)), Started(in_one_chunk=True), ChunkComputed(8, 42), GRANT):
+        both.happen_at_prefill(happening)
+    both.send_block()
+    both.send_block()
+    assert both.prefill.state is PrefillState.SENT
+    both.happen_at_prefill(EndedHere(CANCEL))
+    assert both.prefill.state is PrefillState.ABORTED
+    assert both.num_frees == 1
