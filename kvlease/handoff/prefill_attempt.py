@@ -182,9 +182,8 @@ def _moved(attempt: PrefillAttempt, event: PrefillEvent) -> PrefillAttempt:
 
 
 def _end(attempt: PrefillAttempt, cause: Aborted) -> Step:
-    held = (
-        () if attempt.state is PrefillState.SENT else (Free(),)
-    )  # a sent prompt's blocks were freed with its manifest
+    # The blocks of a prompt that is sent were freed with its manifest.
+    held = () if attempt.state is PrefillState.SENT else (Free(),)
     return _moved(attempt, PrefillEvent.END), (SendDown(cause), *held, Over())
 
 
