@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from kvlease.engine.attention import ATTENTION_NAME, AttentionStep, register_attention
 from kvlease.engine.errors import UnsupportedDevice, UnsupportedDtype, UnsupportedFeature, WeightsInvalid
+from kvlease.models.files import weight_files
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NAMES_IN_FILES = {"float32": "F32", "bfloat16": "BF16"}
 
 #: The class of each family, looked up by name so that no other model's definition is imported.
 _CLASSES = {
@@ -96,9 +98,11 @@ def load_model(folder: Path, family: str, dtype: str, device: torch.device) -> C
     _refuse_batch_dependent_rope(config.rope_parameters)
     with _silence():
         try:
+            cast_weights = _cast_weights(folder, dtype)
             model, report = model_class.from_pretrained(
-                folder,
+                None if cast_weights else folder,
                 config=config,
+                state_dict=cast_weights,
                 dtype=DTYPES[dtype],
                 attn_implementation=ATTENTION_NAME,
                 use_safetensors=True,
@@ -110,6 +114,33 @@ def load_model(folder: Path, family: str, dtype: str, device: torch.device) -> C
             raise WeightsInvalid(f"{folder}: the weights cannot be loaded: {error}") from error
     _refuse_misfits(folder, report)
     return cast("CausalModel", model.eval().requires_grad_(False).to(device))
+
+
+def _cast_weights(folder: Path, dtype: str) -> dict[str, torch.Tensor] | None:
+    """The weights as `dtype` if the folder has them in another one; None: they can be mapped into memory as they are.
+
+    A file is opened anew for each tensor: what was read of an open one stays resident, and all of it beside its copy is too much.
+    """
+    places = [(path, name) for path in weight_files(folder) for name in _names(path)]
+    if all(_is_of(path, name, dtype) for path, name in places):
+        return None
+    weights = {}
+    for path, name in places:
+        with safe_open(path, framework="pt") as file:
+            tensor = file.get_tensor(name)
+            weights[name] = tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+    return weights
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    with safe_open(path, framework="pt") as file:
+        return tuple(file.keys())
+
+
+def _is_of(path: Path, name: str, dtype: str) -> bool:
+    with safe_open(path, framework="pt") as file:
+        found: str = file.get_slice(name).get_dtype()
+    return found == _NAMES_IN_FILES[dtype]
 
 
 def _model_class(family: str) -> type[Any]:  # its own annotations do not survive its decorators

@@ -1,4 +1,4 @@
-"""Prompts that real people could send: chats and raw text, from one token to over a thousand, in several scripts.
+"""Prompts that real people could send: chats and raw text, from one token to nearly two thousand, in several scripts.
 
 Never: random tokens; the model must be as sure of its next word as it is in use.
 """
@@ -36,7 +36,7 @@ _PARAGRAPH: Final = (
     "ships passed before dark. He lit the lamp, trimmed the wick, and listened to the water under the rocks. "
 )
 _SIDES: Final = ("north", "east", "south", "west")
-LONG: Final = (3, 8, 22)  # paragraphs; the last makes over a thousand tokens
+LONG: Final = (3, 8, 41)  # paragraphs; the last makes nearly two thousand tokens
 
 
 def _diary(num_days: int) -> str:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from tests.waiting import wait_until
 
 START_S = 180.0  # a first start fetches and converts the default model
 STOP_S = 60.0
+POOL_BLOCKS = 512  # of 16 tokens
+POOL_FLAGS = ("--prefill-blocks", str(POOL_BLOCKS), "--decode-blocks", str(POOL_BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,26 @@ class Served:
                     found[role] = int(entry.name)
         return found
 
+    def peak_bytes(self, role: str) -> int:
+        """The most resident memory that the server has had."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.children()[role]}/status").read_text())
+        assert found
+        return int(found.group(1)) * 1024
+
+    def cpu_seconds(self, role: str) -> float:
+        """Processor time that the server has used, of all its threads."""
+        fields = Path(f"/proc/{self.children()[role]}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
-def served(folder: Path, *flags: str) -> Iterator[Served]:
-    """Start it, wait for its line, stop it."""
+def served(folder: Path, *flags: str, command: Sequence[str] = (sys.executable, "-m", "kvlease")) -> Iterator[Served]:
+    """Start it, wait for its line, stop it. `command`: what `kvlease` is."""
     out, log = folder / "out", folder / "log"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVLEASE_")}
-    command = [sys.executable, "-m", "kvlease", "serve", "--port", "0", *flags]
     with out.open("wb") as stdout, log.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environ)
+        words = [*command, "serve", "--port", "0", *flags]
+        process = subprocess.Popen(words, stdout=stdout, stderr=stderr, env=environ, cwd=folder)
     try:
         wait_until(
             lambda: process.poll() is not None or b"ready:" in out.read_bytes(), within_s=START_S, what="the ready line"
