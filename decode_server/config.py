@@ -27,4 +27,4 @@ class DecodeConfig:
     max_batch: int = 64
     threads: int = 1
     transport: str = "auto"
-    ring_bytes: int = 64 << 20
+    ring_bytes: int = 32 << 20

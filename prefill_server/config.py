@@ -26,4 +26,4 @@ class PrefillConfig:
     chunk_tokens: int = 512
     threads: int = 1
     transport: str = "auto"
-    ring_bytes: int = 64 << 20
+    ring_bytes: int = 32 << 20

@@ -131,7 +131,7 @@ class Settings(BaseSettings):
         default="auto", description="how KV blocks travel"
     )
     ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_ENGINES, _POOLS, "BYTES")] = Field(
-        default=ByteSize(64 << 20), description="memory of one pair's ring, for example 64MiB"
+        default=ByteSize(32 << 20), description="memory of one pair's ring, for example 32MiB"
     )
 
     max_queue: Annotated[Positive, Option(_ENGINES, _REQUESTS, "N")] = Field(
