@@ -6,6 +6,8 @@ Never: decides; or leaves a lease, a room or a stream behind, however it ends.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from decode_server.landing import Berth
@@ -38,6 +40,8 @@ from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class AttemptRun:
         """Until it concludes. Cancelled: ended on both sides, nothing held."""
         stream = self._peer.pair.open_attempt()
         self._peer.pair.standing.add(self)
-        tasks: list[asyncio.Task[None]] = [asyncio.create_task(self._listen(stream))]
+        tasks = [self._start(self._listen(stream))]
         outcome: AttemptEnd | None = None
         try:
             await self._send(stream, SendUp(self._proposal))
@@ -111,10 +115,21 @@ class AttemptRun:
                 message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
                 return Ended(aborted(AbortReason.PEER_STALLED, message))
 
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """A task whose failure is something that happens to the attempt, rather than silence until the deadline."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._note_failure)
+        return task
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("attempt.task_failed", exc_info=error)
+            self.post(Ended(aborted(AbortReason.ENGINE_FAILED, f"decode failed while the attempt stood: {error!r}")))
+
     async def _perform(self, action: DecodeAction, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> None:
         match action:
             case AskRoom():
-                tasks.append(asyncio.create_task(self._find_room()))
+                tasks.append(self._start(self._find_room()))
             case OpenLease(lease):
                 self._open(lease)
             case SendUp():

@@ -134,7 +134,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the two servers are made. `wrap_*` may put a double around a transport, `in_front` one before prefill's address."""
+    """How the two servers are made. `wrap_*` may put a double around a transport or a runner, `in_front` one before prefill's address."""
 
     prefill_blocks: int = 128
     decode_blocks: int = 128
@@ -144,6 +144,7 @@ class Shape:
     max_queue: int = 1024
     wrap_prefill: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode: Callable[[Transport], Transport] = field(default=lambda transport: transport)
+    wrap_decode_runner: Callable[[ModelRunner], ModelRunner] = field(default=lambda runner: runner)
     in_front: Callable[[str], AbstractAsyncContextManager[str]] = nullcontext
 
 
@@ -152,7 +153,7 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
     """Both servers, paired and ready."""
     shape = shape or Shape()
     prefill_runner = load(folder, shape.prefill_blocks, shape.prefill_block_size)
-    decode_runner = load(folder, shape.decode_blocks, shape.decode_block_size)
+    decode_runner = shape.wrap_decode_runner(load(folder, shape.decode_blocks, shape.decode_block_size))
     prefill_config = PrefillConfig(
         folder, SECRET, block_size=shape.prefill_block_size, chunk_tokens=shape.chunk_tokens, max_queue=shape.max_queue
     )

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
-from kvlease.handoff.messages import Aborted, Finished, TokensGenerated
+from kvlease.engine.loading import CausalModel, load_model
+from kvlease.engine.runner import ModelRunner
+from kvlease.handoff.messages import Aborted, AbortReason, Finished, TokensGenerated
 from kvlease.kvcache.seal import SEAL_BYTES, Seal, chain_hashes
+from kvlease.kvcache.storage import KVStorage
+from kvlease.models.facts import ModelFacts
 from tests.cluster.harness import Cluster, Oracle, Shape, cluster, prompt_of, request_of
 from tests.cluster.tampering import Tamper, TamperedTransport, resealed
 
@@ -186,3 +191,39 @@ def test_a_fault_in_one_request_hurts_no_other(model: Path, oracle: Oracle) -> N
             await running.until_pools_are_full()
 
     asyncio.run(test())
+
+
+class BrokenScrub(KVStorage):
+    """A pool whose memory cannot be scrubbed for its first sequence."""
+
+    num_left = 1
+
+    def scrub(self, blocks: Iterable[int]) -> None:
+        if self.num_left:
+            self.num_left -= 1
+            raise RuntimeError("the memory does not answer")
+        super().scrub(blocks)
+
+
+def test_a_room_that_cannot_be_scrubbed_ends_its_request_at_once_and_no_other(model: Path, oracle: Oracle) -> None:
+    def break_scrub(runner: ModelRunner) -> ModelRunner:
+        old = runner.storage
+        return ModelRunner(
+            load_tiny(model), runner.facts, BrokenScrub(old.layout, old.num_blocks, old.block_size), runner.ledger
+        )
+
+    async def play() -> None:
+        async with cluster(model, Shape(wrap_decode_runner=break_scrub)) as running:
+            async with asyncio.timeout(2):
+                events = await running.events(request_of(PROMPT))
+            assert isinstance(events[-1], Aborted)
+            assert events[-1].reason is AbortReason.ENGINE_FAILED
+            assert "the memory does not answer" in events[-1].message
+            await running.until_pools_are_full()
+            assert await running.text(request_of(PROMPT)) == oracle.text(PROMPT, 8)
+
+    asyncio.run(play())
+
+
+def load_tiny(folder: Path) -> CausalModel:
+    return load_model(folder, ModelFacts.read(folder).family, "float32", torch.device("cpu"))
