@@ -50,6 +50,22 @@ def test_a_text_that_ends_with_its_first_token_costs_no_grant_and_no_transfer(mo
     asyncio.run(test())
 
 
+def test_a_prompt_of_several_chunks_that_ends_with_its_first_token_finishes_and_frees_all(
+    model: Path, oracle: Oracle
+) -> None:
+    async def test() -> None:
+        async with cluster(model, Shape(chunk_tokens=32)) as running:
+            prompt = prompt_of(100)
+            (first,) = oracle.text(prompt, 1)
+            assert await running.text(request_of(prompt, 1)) == (first,)
+            assert running.decode.peers.pairs[0].report().num_blocks == 0, "one token is known to end it"
+            events = await running.events(request_of(prompt, 8, end_token_ids=frozenset({first})))
+            assert events == [Finished(FinishReason.STOP, 100, 1)]
+            await running.until_pools_are_full()
+
+    asyncio.run(test())
+
+
 def test_prefills_verdict_reaches_the_client_unchanged_and_costs_nothing(model: Path) -> None:
     async def test() -> None:
         async with cluster(model, Shape(prefill_blocks=43, decode_blocks=128)) as running:

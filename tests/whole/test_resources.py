@@ -14,6 +14,7 @@ from kvlease.models.chat_template import ChatTemplate
 from kvlease.models.fetch import DEFAULT_MODEL, prepare_model
 from kvlease.models.tokenizer import Tokenizer
 from tests.oracle.prompts import real_prompts
+from tests.waiting import wait_until
 from tests.whole.serving import POOL_BLOCKS, POOL_FLAGS, Served, served
 
 NUM_PARAMETERS = 134_515_008  # of the default model, each once: its embedding is also its last layer
@@ -55,7 +56,8 @@ def idle_share(cluster: Served, role: str) -> float:
     shares = []
     for _ in range(2):
         before = cluster.cpu_seconds(role)
-        time.sleep(WINDOW_S)  # the measurement itself
+        over = time.monotonic() + WINDOW_S
+        wait_until(lambda over=over: time.monotonic() >= over, within_s=2 * WINDOW_S, what="the window is over")  # type: ignore[misc]
         shares.append((cluster.cpu_seconds(role) - before) / WINDOW_S)
     return min(shares)
 
