@@ -111,4 +111,5 @@ def _facts(status: pb.ServerStatus) -> ServerFacts:
         max_model_len=status.max_model_len,
         pairs=pairs,
         counters=dict(status.counters),
+        transport=status.transport,
     )

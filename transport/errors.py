@@ -25,7 +25,9 @@ class ChannelBroken(TransportError):
 
 
 class TransportRefused(TransportError):
-    """The transport cannot be used here; the message says what to do."""
+    """The transport cannot be used here; the message says what to do. `exit_code` is what a server then ends with."""
+
+    exit_code = 2
 
 
 class VerbsError(TransportError):

@@ -130,6 +130,9 @@ class Settings(BaseSettings):
     transport: Annotated[Literal["auto", "tcp", "rdma"], Option(_ENGINES, _POOLS)] = Field(
         default="auto", description="how KV blocks travel"
     )
+    rdma_device: Annotated[str, Option(_ENGINES, _POOLS, "NAME[:PORT[:GID]]")] = Field(
+        default="", description="for rdma; empty: the first active port, with its best GID"
+    )
     ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_ENGINES, _POOLS, "BYTES")] = Field(
         default=ByteSize(32 << 20), description="memory of one pair's ring, for example 32MiB"
     )

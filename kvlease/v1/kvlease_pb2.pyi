@@ -730,6 +730,7 @@ class ServerStatus(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     address: _builtins.str
     incarnation: _builtins.bytes
@@ -745,6 +746,8 @@ class ServerStatus(_message.Message):
     num_running: _builtins.int
     max_model_len: _builtins.int
     """what fits; 0 while no pair can serve"""
+    transport: _builtins.str
+    """which carries the blocks, and how it was chosen"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairStatus]: ...
     @_builtins.property
@@ -768,10 +771,11 @@ class ServerStatus(_message.Message):
         max_model_len: _builtins.int = ...,
         pairs: _abc.Iterable[Global___PairStatus] | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "blocks_filling", b"blocks_filling", "blocks_free", b"blocks_free", "blocks_readable", b"blocks_readable", "blocks_reserved", b"blocks_reserved", "blocks_total", b"blocks_total", "counters", b"counters", "dtype", b"dtype", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "num_queued", b"num_queued", "num_running", b"num_running", "pairs", b"pairs", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "blocks_filling", b"blocks_filling", "blocks_free", b"blocks_free", "blocks_readable", b"blocks_readable", "blocks_reserved", b"blocks_reserved", "blocks_total", b"blocks_total", "counters", b"counters", "dtype", b"dtype", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "num_queued", b"num_queued", "num_running", b"num_running", "pairs", b"pairs", "role", b"role", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

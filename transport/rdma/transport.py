@@ -21,7 +21,7 @@ class RdmaTransport:
 
     def __init__(self, choice: DeviceChoice = DeviceChoice(), limits: Limits | None = None) -> None:  # noqa: B008 - a frozen value
         """Open the chosen device; `TransportRefused` says why none can be used, and what to do."""
-        self.link = _chosen(choice)
+        self.link = chosen_link(choice)
         try:
             self._device = Device(self.link.device)
             self._max_work_requests = self._device.max_work_requests()
@@ -105,7 +105,8 @@ def all_ports() -> list[PortFacts]:
     return ports
 
 
-def _chosen(choice: DeviceChoice) -> Link:
+def chosen_link(choice: DeviceChoice) -> Link:
+    """The link that the choice comes to on this machine; `TransportRefused` says why there is none."""
     link = choose_link(all_ports(), choice)
     if isinstance(link, str):
         raise TransportRefused(link)

@@ -38,9 +38,10 @@ RECEIVED_WRITE = int(e.IBV_WC_RECV_RDMA_WITH_IMM)
 #: What a completion of a work request that was pending at the end says; it tells nothing of the cause.
 FLUSHED = int(e.IBV_WC_WR_FLUSH_ERR)
 
-#: 4.096 us * 2^14 = 67 ms without an acknowledgement until a packet is sent again; after 7 repetitions, half a second, the peer counts as gone.
+#: 4.096 us * 2^14 = 67 ms without an acknowledgement until a packet is sent again; after 6 repetitions, half a second, the peer counts as gone.
+#: Not 7, the largest count: soft-RoCE takes it for "for ever" (seen: 286 repetitions in 19.5 s).
 _ACK_TIMEOUT = 14
-_NUM_RETRIES = 7
+_NUM_RETRIES = 6
 #: 0.64 ms until a sender tries again where no receive was posted; for ever (7), since the probes decide who is dead.
 _RNR_TIMER = 12
 _NUM_RNR_RETRIES = 7

@@ -130,8 +130,8 @@ def _unpack_address(data: bytes) -> QueuePairAddress | str:
         return f"queue pair {number} and packet number {first_psn} are not of 24 bits"
     if not 1 <= mtu <= _MAX_MTU:
         return f"MTU number {mtu} is not one of 1 to {_MAX_MTU}"
-    if has_gid not in (0, 1) or (has_gid and not any(gid)):
-        return "a queue pair at no GID"
+    if has_gid != any(gid):  # a flag of 0 or 1, as the GID says
+        return "a queue pair at no GID, or at one that its flag denies"
     return QueuePairAddress(number, first_psn, lid, mtu, gid if has_gid else None)
 
 
