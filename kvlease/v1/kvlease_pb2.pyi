@@ -824,3 +824,57 @@ class PairStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PairStatus: _TypeAlias = PairStatus  # noqa: Y015
+
+@_typing.final
+class SendBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    slot_bytes: _builtins.int
+    num_slots: _builtins.int
+    num_blocks: _builtins.int
+    offer: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        slot_bytes: _builtins.int = ...,
+        num_slots: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        offer: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "num_slots", b"num_slots", "offer", b"offer", "slot_bytes", b"slot_bytes", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBlocksRequest: _TypeAlias = SendBlocksRequest  # noqa: Y015
+
+@_typing.final
+class SendBlocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    answer: _builtins.bytes
+    refusal: _builtins.str
+    """not empty: why there is no answer"""
+    def __init__(
+        self,
+        *,
+        answer: _builtins.bytes = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBlocksReply: _TypeAlias = SendBlocksReply  # noqa: Y015
