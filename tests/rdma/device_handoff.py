@@ -21,13 +21,14 @@ def test_prompts_become_the_right_texts_and_a_prompt_too_large_costs_nothing(tmp
     model = make_tiny_model(tmp_path)
     oracle = Oracle(model)
     prompts = [prompt_of(num_tokens, seed=num_tokens) for num_tokens in LENGTHS]
+    expected = [oracle.text(prompt, MAX_TOKENS) for prompt in prompts]  # before: it would hold up the servers' loop
 
     async def test() -> None:
         shape = Shape(prefill_blocks=16, wrap_prefill=rdma_instead, wrap_decode=rdma_instead)
         async with cluster(model, shape) as running:
             requests = [request_of(prompt, MAX_TOKENS, remaining_s=120.0) for prompt in prompts]
             texts = await asyncio.gather(*map(running.text, requests))
-            assert list(texts) == [oracle.text(prompt, MAX_TOKENS) for prompt in prompts]
+            assert list(texts) == expected
             (pair,) = running.decode.report().pairs
             assert (pair.transport, pair.num_blocks) == ("rdma", sum(-(-num_tokens // 16) for num_tokens in LENGTHS))
             (verdict,) = await running.events(request_of(prompt_of(300), MAX_TOKENS))
