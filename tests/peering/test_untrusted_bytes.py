@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlease.handoff.messages import Incarnation
+from kvlease.handoff.wire import WireError
 from kvlease.peering.agreement import Party, disagreement, hello_of, malformed, unfit
+from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.channels import credentials, make_server, open_channel
 from kvlease.peering.heartbeat import Beat
 from kvlease.peering.incoming import IncomingPair, IncomingPairs
@@ -300,5 +302,27 @@ def test_calls_beyond_the_bound_are_told_so_and_the_others_go_on() -> None:
             await calls[0].write(pb.PairUp())
             assert isinstance(await calls[0].read(), pb.PairDown)
             await channel.close()
+
+    asyncio.run(test())
+
+
+def test_bytes_that_are_no_message_end_an_attempts_stream_by_name() -> None:
+    async def junk(_stream: Any, context: Any) -> None:
+        await context.write(b"\xff\xff\xff")
+
+    async def test() -> None:
+        server = make_server("s", 64, Limits())
+        handlers: dict[str, Any] = {"Attempt": grpc.stream_stream_rpc_method_handler(junk)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("kvlease.v1.Prefill", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel = open_channel(f"127.0.0.1:{port}", 64, Limits())
+        stub: Any = rpc.PrefillStub(channel)
+        stream = AttemptStream(stub.Attempt(metadata=credentials("s")))
+        with pytest.raises(WireError, match="no message"):
+            _ = [message async for message in stream.messages()]
+        stream.cancel()
+        await channel.close()
+        await server.stop(0)
 
     asyncio.run(test())
