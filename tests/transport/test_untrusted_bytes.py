@@ -142,7 +142,7 @@ def test_credits_only_grow_and_never_beyond_what_was_sent(totals: list[int]) -> 
 )
 def test_a_header_that_is_not_due_is_a_fault_before_a_byte_is_placed(message: Message) -> None:
     side = ReceiveSide(RING)
-    assert fed(FrameReader(side), message.pack() + b"\xff" * 200, []) is not None
+    assert fed(FrameReader(side), message.pack(), []) is not None
     assert not any(side._ring.slot(0))
     side.close()
 
