@@ -22,6 +22,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     OpenLease,
     RoomReserved,
     SendUp,
@@ -58,11 +59,14 @@ AttemptEnd = Arrived | Complete | Rejected | Aborted
 class AttemptRun:
     """One attempt at one peer. `run` once."""
 
-    def __init__(self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread) -> None:
+    def __init__(
+        self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread, vocab_size: int
+    ) -> None:
         """Nothing is held or sent before `run`."""
         num_tokens = len(proposal.prompt_token_ids)
         self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
-        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
+        first = FirstToken(vocab_size, proposal.max_tokens, proposal.end_token_ids)
+        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size), first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
         self._room: Room | None = None

@@ -138,7 +138,7 @@ class DecodeService:
         )
         self.num_waiting += 1
         try:
-            return await AttemptRun(proposal, peer, self._memory, self._thread).run()
+            return await AttemptRun(proposal, peer, self._memory, self._thread, self._identity.vocab_size).run()
         finally:
             self.num_waiting -= 1
 

@@ -6,6 +6,7 @@ Never: touches the event loop; it runs in a tokenizing thread, and is a pure fun
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from gateway.model import ServedModel
 from gateway.openai_errors import ApiError, echo, invalid, too_long
 from gateway.schema import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody, parse_object, validated
 from kvlease.handoff.messages import SamplingParams
+from kvlease.models.chat_content import RenderedChat
 from kvlease.models.errors import RequestInvalid
 
 COMPLETION_DEFAULT_TOKENS = 16
@@ -60,10 +62,11 @@ def parse_completion(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
     """POST /v1/completions."""
     body = validated(parse_object(data), CompletionBody, NEUTRAL_COMPLETION)
     _check_shared(body, model, bounds)
+    text = body.prompt
     prompt = (
-        _tokenized(body.prompt, True, model, bounds, "prompt")
-        if isinstance(body.prompt, str)
-        else _checked_ids(body.prompt, model)
+        _tokenized(text, lambda: model.codec.encode(text, True), model, bounds, "prompt")
+        if isinstance(text, str)
+        else _checked_ids(text, model)
     )
     default = COMPLETION_DEFAULT_TOKENS
     return _job(body, prompt, _output_length(body.max_tokens, default, prompt, bounds, ("prompt", "max_tokens")))
@@ -75,7 +78,8 @@ def parse_chat(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
     _check_shared(body, model, bounds)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         _refuse(invalid("Give max_completion_tokens or max_tokens, not both.", "max_tokens"))
-    prompt = _tokenized(_rendered(body, model), False, model, bounds, "messages")
+    chat = _rendered(body, model)
+    prompt = _tokenized(chat.text, lambda: model.codec.encode_chat(chat), model, bounds, "messages")
     param = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     return _job(body, prompt, _output_length(wanted, bounds.default_max_tokens, prompt, bounds, ("messages", param)))
@@ -98,24 +102,27 @@ def _check_shared(body: CompletionBody | ChatBody, model: ServedModel, bounds: B
         _refuse(invalid(f"A stop string has at most {limits.max_stop_chars} characters.", "stop"))
 
 
-def _rendered(body: ChatBody, model: ServedModel) -> str:
+def _rendered(body: ChatBody, model: ServedModel) -> RenderedChat:
     if model.template is None:
         message = f"'{model.name}' has no chat template; use /v1/completions."
         raise RequestRefused(invalid(message, "messages", "no_chat_template"))
     try:
-        return model.template.render([message.for_template() for message in body.messages])
+        messages = [message.for_template() for message in body.messages]
+        return model.template.render_apart(messages, model.codec.control_texts)
     except RequestInvalid as failure:
         message = f"The model's chat template does not take these messages: {failure}"
         raise RequestRefused(invalid(message, "messages", failure.code)) from None
 
 
-def _tokenized(text: str, adds_special: bool, model: ServedModel, bounds: Bounds, param: str) -> tuple[int, ...]:
+def _tokenized(
+    text: str, encode: Callable[[], list[int]], model: ServedModel, bounds: Bounds, param: str
+) -> tuple[int, ...]:
     if len(text.encode()) >= bounds.max_model_len:
         at_least = model.bound.min_tokens(text)
         if at_least >= bounds.max_model_len:
             _refuse(_far_too_long(at_least, bounds.max_model_len, param))
     try:
-        token_ids = tuple(model.codec.encode(text, adds_special))
+        token_ids = tuple(encode())
     except RequestInvalid as failure:
         raise RequestRefused(invalid(str(failure), param, failure.code)) from None
     if not token_ids:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gateway.answers import Usage
 from gateway.cluster import Cluster
+from gateway.decode_claims import Expected
 from gateway.decode_client import DecodeClient
 from gateway.jobs import Bounds, Job, Parser
 from gateway.limits import Limits
@@ -31,6 +32,7 @@ from kvlease.handoff.messages import (
     TenantId,
     TokensGenerated,
 )
+from kvlease.handoff.verdicts import aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,16 @@ class Service:
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
         num_prompt = len(request.prompt_token_ids)
+        expected = Expected.of(request, self.model.vocab_size)
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
+                if isinstance(event, TokensGenerated | Finished):
+                    wrong = expected.contradiction(event, text.num_tokens)
+                    if wrong is not None:
+                        yield aborted(
+                            AbortReason.PROTOCOL_ERROR, f"decode server {address} contradicts itself: {wrong}"
+                        )
+                        return
                 match event:
                     case TokensGenerated(token_ids):
                         piece = text.push(token_ids)

@@ -30,6 +30,11 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+def _check_error_status(http_status: int) -> None:
+    if not 400 <= http_status < 600:
+        raise ValueError(f"an error's HTTP status is 400 to 599, got {http_status}")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn: a pure function of these, the logits, and the position.
@@ -122,6 +127,10 @@ class Rejected:
     http_status: int
     param: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
+
 
 class AbortReason(StrEnum):
     """Why something that had been admitted ended without its text."""
@@ -147,6 +156,10 @@ class Aborted:
     code: str
     http_status: int
     retryable: bool
+
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
 
 
 GenerationEvent = TokensGenerated | Finished | Rejected | Aborted
