@@ -33,6 +33,7 @@ from kvlease.handoff.messages import (
     TokensGenerated,
 )
 from kvlease.handoff.verdicts import DecodeFacts, aborted, judge_request, may_ask_another, rejected
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class DecodeService:
         try:
             num_prompt_blocks = -(-len(request.prompt_token_ids) // kv.block_size)
             kv.pool.publish(arrived.room.holder, arrived.room.handles[:num_prompt_blocks])
-            if not sequence.take(arrived.first_token_id):
+            if not sequence.take(DrawnToken(arrived.first_token_id)):
                 self._batch.join(sequence)
             while True:
                 event = await sequence.events.get()

@@ -30,6 +30,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=Fal
 _TOKEN_IDS = TypeAdapter(list[StrictInt])
 
 MAX_TOKENS_BOUND = 2**31
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1, lt=MAX_TOKENS_BOUND)]
 
 
@@ -113,6 +114,9 @@ class _GenerationBody(BaseModel):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_check_stop)] = ()
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=MAX_TOKENS_BOUND)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

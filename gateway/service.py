@@ -103,7 +103,7 @@ class Service:
 
     async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
-        text = TextAssembler(self.model.codec.detokenizer(), job.stops)
+        text = TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
         tried: list[str] = []
         failure = self._no_server()
         while len(tried) < self._limits.max_attempts:
@@ -168,7 +168,7 @@ class Service:
             prompt_token_ids=job.prompt_token_ids,
             max_tokens=job.max_tokens,
             sampling=job.sampling,
-            end_token_ids=self.model.end_token_ids,
+            end_token_ids=job.end_token_ids,
             remaining_s=remaining_s,
             prefill_candidates=route.prefill_candidates,
         )

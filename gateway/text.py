@@ -84,10 +84,11 @@ class StopStrings:
 class TextAssembler:
     """The text of one request, token by token. Streams and whole answers take this one way, so they are equal."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
-        """Empty."""
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """Empty. The text of the first `min_tokens` tokens may hold any stop string."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
         self.num_tokens = 0
 
     @property
@@ -102,7 +103,8 @@ class TextAssembler:
             if self.is_stopped:
                 break
             self.num_tokens += 1
-            pieces.append(self._stops.push(self._detokenizer.push((token_id,))))
+            text = self._detokenizer.push((token_id,))
+            pieces.append(text if self.num_tokens <= self._min_tokens else self._stops.push(text))
         return "".join(pieces)
 
     def finish(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from kvlease.engine.batch import Draw
 from kvlease.handoff.messages import AttemptDown, Proposal
 from kvlease.handoff.prefill_attempt import (
     Depart,
@@ -57,6 +58,12 @@ class Prompt:
         if self.attempt.may_send:
             self._departures.enter(self)
         return self.attempt
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """How the first token is drawn."""
+        sampling = self.proposal.sampling
+        return (Draw(sampling, sampling.banned(self.proposal.end_token_ids, 0)),)
 
     def _perform(self, action: PrefillAction) -> None:
         match action:

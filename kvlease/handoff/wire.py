@@ -33,10 +33,10 @@ from kvlease.handoff.messages import (
     Rejected,
     RejectReason,
     RequestId,
-    SamplingParams,
     TenantId,
     TokensGenerated,
 )
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1 import kvlease_pb2 as pb
 
 Decoded = TypeVar("Decoded")
@@ -60,11 +60,17 @@ def to_milliseconds(seconds: float) -> int:
 
 def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     """For both requests and proposals."""
-    return pb.Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed)
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        min_tokens=sampling.min_tokens,
+    )
 
 
 def _decode_sampling(message: pb.Sampling) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed)
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed, message.min_tokens)
 
 
 def encode_request(request: GenerationRequest) -> pb.GenerateRequest:

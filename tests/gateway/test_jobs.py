@@ -80,6 +80,15 @@ def refusal(parse: Callable[..., Job], *args: Any, **fields: Any) -> ApiError:
         ({"stop": 3}, "stop", "invalid_type"),
         ({"stop": [str(n) for n in range(17)]}, "stop", "invalid_value"),
         ({"stop": "a" * 257}, "stop", "invalid_value"),
+        ({"stop_token_ids": 3}, "stop_token_ids", "invalid_type"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+        ({"stop_token_ids": [1, True]}, "stop_token_ids[1]", "invalid_type"),
+        ({"stop_token_ids": [10_000]}, "stop_token_ids", "invalid_value"),
+        ({"stop_token_ids": [7] * 65}, "stop_token_ids", "invalid_value"),
+        ({"ignore_eos": 1}, "ignore_eos", "invalid_type"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 17}, "min_tokens", "invalid_value"),
         ({"stream": 1}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
@@ -284,3 +293,13 @@ def test_the_smallest_top_p_stays_above_zero_as_a_float32(model: ServedModel) ->
 
     top_p = completion(model, top_p=5e-324).sampling.top_p
     assert struct.unpack("f", struct.pack("f", top_p))[0] > 0
+
+
+def test_what_ends_a_text_is_the_models_own_ends_and_those_of_the_client(model: ServedModel) -> None:
+    own = model.end_token_ids
+    assert own
+    assert completion(model).end_token_ids == own
+    assert completion(model, stop_token_ids=[9, 9, 11]).end_token_ids == own | {9, 11}
+    assert completion(model, ignore_eos=True).end_token_ids == frozenset()
+    assert chat(model, ignore_eos=True, stop_token_ids=[9]).end_token_ids == {9}
+    assert completion(model, min_tokens=4).sampling.min_tokens == 4

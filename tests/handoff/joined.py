@@ -29,7 +29,6 @@ from kvlease.handoff.messages import (
     Proposal,
     Receipt,
     RequestId,
-    SamplingParams,
     TenantId,
 )
 from kvlease.handoff.prefill_attempt import (
@@ -43,6 +42,7 @@ from kvlease.handoff.prefill_attempt import (
     SendDown,
     prefill_step,
 )
+from kvlease.sampling.params import SamplingParams
 
 EPOCH = Epoch(7)
 GRANT = Grant(LeaseId(b"l" * 16), Nonce(b"n" * 16), EPOCH)
