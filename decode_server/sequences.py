@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from kvlease.engine.batch import Draw, SequenceStep
+from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
@@ -32,8 +33,16 @@ class Sequence:
     request: GenerationRequest
     room: Room
     token_ids: list[int]
+    past: PastTokens | None = None  # where a penalty asks for it
     events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
     is_over: bool = False
+
+    @classmethod
+    def begin(cls, request: GenerationRequest, room: Room) -> Sequence:
+        """The prompt is in the room, and nothing is generated."""
+        prompt = request.prompt_token_ids
+        past = PastTokens(PromptTokens(prompt)) if request.sampling.penalises else None
+        return cls(request, room, list(prompt), past)
 
     @property
     def num_generated(self) -> int:
@@ -45,6 +54,8 @@ class Sequence:
         assert not self.is_over, "an ended text gets no further token"
         token_id = drawn.token_id
         self.token_ids.append(token_id)
+        if self.past is not None:
+            self.past.add(token_id)
         if token_id in self.request.end_token_ids:
             self.end(self._finished(FinishReason.STOP))
             return True
@@ -64,7 +75,8 @@ class Sequence:
         """The next step. Raises `UnprovenSlot` if anything before the last token is not proven for this sequence."""
         request = self.request
         context = ledger.readable(self.room.holder, self.room.table, len(self.token_ids) - 1)
-        draw = Draw(request.sampling, request.sampling.banned(request.end_token_ids, self.num_generated))
+        banned = request.sampling.banned(request.end_token_ids, self.num_generated)
+        draw = Draw(request.sampling, banned, self.past)
         return SequenceStep(context, (self.token_ids[-1],), (draw,))
 
     def _finished(self, reason: FinishReason) -> Finished:

@@ -149,7 +149,7 @@ class DecodeService:
         return Finished(end.reason, len(request.prompt_token_ids), 1)
 
     async def _generate(self, request: GenerationRequest, arrived: Arrived, emit: Emit) -> Terminal:
-        sequence = Sequence(request, arrived.room, list(request.prompt_token_ids))
+        sequence = Sequence.begin(request, arrived.room)
         kv = self._memory.kv
         try:
             num_prompt_blocks = -(-len(request.prompt_token_ids) // kv.block_size)

@@ -18,6 +18,7 @@ from kvlease.models.errors import RequestInvalid
 from kvlease.sampling.params import SamplingParams
 
 COMPLETION_DEFAULT_TOKENS = 16
+_ID_DIGITS = 10  # of the largest number that a token id can be
 #: Below this, and below the share of any vocabulary's likeliest token, top_p means the likeliest token; it must not become 0 as a float32.
 SMALLEST_TOP_P = 1e-6
 
@@ -161,6 +162,18 @@ def _output_length(
     return min(default, most - num_prompt) if wanted is None else wanted
 
 
+def _logit_bias(entries: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
+    """Token ids are written as strings, since JSON has no other keys; two spellings of one id are one too many."""
+    bias: dict[int, float] = {}
+    for name, value in entries.items():
+        token_id = int(name) if name.isascii() and name.isdigit() and len(name) <= _ID_DIGITS else model.vocab_size
+        if token_id >= model.vocab_size or token_id in bias:
+            ids = f"'{echo(name)}' is not one of the ids 0 to {model.vocab_size - 1}, each once"
+            _refuse(invalid(f"'logit_bias': {ids}.", "logit_bias"))
+        bias[token_id] = value
+    return tuple(sorted(bias.items()))
+
+
 def _job(body: CompletionBody | ChatBody, model: ServedModel, prompt: tuple[int, ...], max_tokens: int) -> Job:
     if (body.min_tokens or 0) > max_tokens:
         _refuse(invalid(f"'min_tokens' {body.min_tokens} is more than the {max_tokens} to generate.", "min_tokens"))
@@ -170,6 +183,11 @@ def _job(body: CompletionBody | ChatBody, model: ServedModel, prompt: tuple[int,
         top_k=body.top_k or 0,
         seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
         min_tokens=body.min_tokens or 0,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(body.logit_bias or {}, model),
     )
     options = body.stream_options
     own_ends = frozenset[int]() if body.ignore_eos else model.end_token_ids

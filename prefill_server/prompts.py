@@ -9,6 +9,7 @@ import asyncio
 from typing import Protocol
 
 from kvlease.engine.batch import Draw
+from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import AttemptDown, Proposal
 from kvlease.handoff.prefill_attempt import (
     Depart,
@@ -62,8 +63,9 @@ class Prompt:
     @property
     def draws(self) -> tuple[Draw, ...]:
         """How the first token is drawn."""
-        sampling = self.proposal.sampling
-        return (Draw(sampling, sampling.banned(self.proposal.end_token_ids, 0)),)
+        proposal, sampling = self.proposal, self.proposal.sampling
+        past = PastTokens(PromptTokens(proposal.prompt_token_ids)) if sampling.penalises else None
+        return (Draw(sampling, sampling.banned(proposal.end_token_ids, 0), past),)
 
     def _perform(self, action: PrefillAction) -> None:
         match action:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvlease.engine.past import PastTokens
 from kvlease.kvcache.ledger import ReadableBlocks
 from kvlease.sampling.params import SamplingParams
 
@@ -27,10 +28,24 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token that is wanted behind a step's tokens: how it is drawn, and the ids that it must not be."""
+    """One token that is wanted behind a step's tokens: how it is drawn, and the ids that it must not be.
+
+    `past`: the tokens before it, where the parameters penalise any.
+    """
 
     params: SamplingParams
     banned: frozenset[int] = frozenset()
+    past: PastTokens | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a penalty on tokens that nobody knows."""
+        assert self.past is not None or not self.params.penalises, "a penalty needs the tokens before"
+
+    @property
+    def known_past(self) -> PastTokens:
+        """The tokens before, where there is a penalty."""
+        assert self.past is not None, "only penalties look at the past"
+        return self.past
 
 
 @dataclass(frozen=True, slots=True)

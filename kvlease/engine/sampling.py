@@ -65,6 +65,9 @@ def _draw_row(row: torch.Tensor, params: SamplingParams, position: int) -> int:
     with np.errstate(over="ignore", under="ignore"):
         # The best logit is taken off first, so that no temperature, however small, can give infinity minus infinity.
         weights = np.exp((logits - logits.max()) / params.temperature)
+    if params.min_p > 0.0:
+        # The best weight is 1. What has no weight is never picked, so top_k and top_p choose among what is left.
+        weights[weights < params.min_p] = 0.0
     chance = uniform(params.seed, position)
     if 0 < params.top_k < weights.size:
         candidates = _best(logits, params.top_k)

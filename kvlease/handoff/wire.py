@@ -66,11 +66,27 @@ def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
         top_k=sampling.top_k,
         seed=sampling.seed,
         min_tokens=sampling.min_tokens,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=[pb.Bias(token_id=token_id, value=value) for token_id, value in sampling.logit_bias],
     )
 
 
 def _decode_sampling(message: pb.Sampling) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_p, message.top_k, message.seed, message.min_tokens)
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        seed=message.seed,
+        min_tokens=message.min_tokens,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((bias.token_id, bias.value) for bias in message.logit_bias),
+    )
 
 
 def encode_request(request: GenerationRequest) -> pb.GenerateRequest:

@@ -98,9 +98,20 @@ def refusal(parse: Callable[..., Job], *args: Any, **fields: Any) -> ApiError:
         ({"echo": True}, "echo", "unsupported_parameter"),
         ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
-        ({"logit_bias": {"1": 5}}, "logit_bias", "unsupported_parameter"),
-        ({"presence_penalty": 0.1}, "presence_penalty", "unsupported_parameter"),
-        ({"frequency_penalty": -1}, "frequency_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_value"),
+        ({"logit_bias": {"1": "5"}}, "logit_bias.1", "invalid_type"),
+        ({"logit_bias": {"one": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"-1": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"²": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"9" * 5000: 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"1": 5, "01": 5}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": [[1, 5]]}, "logit_bias", "invalid_type"),
+        ({"min_p": 1.1}, "min_p", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "invalid_value"),
+        ({"presence_penalty": True}, "presence_penalty", "invalid_type"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty", "invalid_value"),
         ({"user": 3}, "user", "invalid_type"),
         ({"messages": []}, "messages", "unknown_parameter"),
         ({"max_completion_tokens": 5}, "max_completion_tokens", "unknown_parameter"),
@@ -303,3 +314,11 @@ def test_what_ends_a_text_is_the_models_own_ends_and_those_of_the_client(model: 
     assert completion(model, ignore_eos=True).end_token_ids == frozenset()
     assert chat(model, ignore_eos=True, stop_token_ids=[9]).end_token_ids == {9}
     assert completion(model, min_tokens=4).sampling.min_tokens == 4
+
+
+def test_how_tokens_are_drawn_is_what_the_client_says(model: ServedModel) -> None:
+    wished = {"min_p": 0.05, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": -0.5}
+    sampling = completion(model, **wished, logit_bias={"30": -100, "4": 2.5}).sampling
+    assert sampling.logit_bias == ((4, 2.5), (30, -100.0))
+    assert {name: getattr(sampling, name) for name in wished} == wished
+    assert not completion(model).sampling.shapes_logits

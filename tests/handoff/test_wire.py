@@ -23,6 +23,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.verdicts import aborted, rejected
 from kvlease.handoff.wire import WireError, decode_down, decode_event, decode_request, decode_up, encode_down, encode_up
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.handoff.joined import GRANT, proposal
 
@@ -35,8 +36,21 @@ downs: st.SearchStrategy[AttemptDown] = st.one_of(
     st.builds(rejected, st.sampled_from(RejectReason), st.text(), st.text()),
     st.builds(aborted, st.sampled_from(AbortReason), st.text()),
 )
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.01, 1),
+    top_k=st.integers(0, 2**32 - 1),
+    seed=st.integers(0, 2**64 - 1),
+    min_tokens=st.integers(0, 1),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(numbers, st.floats(-100, 100), max_size=5).map(lambda bias: tuple(bias.items())),
+)
 ups: st.SearchStrategy[AttemptUp] = st.one_of(
-    st.just(GRANT), st.builds(Receipt, numbers), st.builds(proposal, st.integers(1, 50), st.integers(1, 50))
+    st.just(GRANT), st.builds(Receipt, numbers), st.builds(proposal, st.integers(1, 50), st.integers(1, 50), samplings)
 )
 
 

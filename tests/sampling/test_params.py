@@ -22,9 +22,21 @@ from kvlease.sampling.params import SamplingParams
         ("seed", 2**64),
         ("min_tokens", -1),
         ("min_tokens", 2**31),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((1, math.nan),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", tuple((token_id, 1.0) for token_id in range(1025))),
     ],
 )
-def test_parameters_that_no_sampler_could_use_are_refused(name: str, value: float) -> None:
+def test_parameters_that_no_sampler_could_use_are_refused(name: str, value: object) -> None:
     fields: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
         SamplingParams(**fields)
