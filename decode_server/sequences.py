@@ -59,7 +59,7 @@ class Sequence:
         if token_id in self.request.end_token_ids:
             self.end(self._finished(FinishReason.STOP))
             return True
-        self.events.put_nowait(TokensGenerated((token_id,)))
+        self.events.put_nowait(TokensGenerated.of(drawn))
         if self.num_generated < self.request.max_tokens:
             return False
         self.end(self._finished(FinishReason.LENGTH))

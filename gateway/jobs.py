@@ -36,6 +36,11 @@ class Job:
     includes_usage: bool
 
     @property
+    def tells_logprobs(self) -> bool:
+        """Whether the client hears how likely each token was."""
+        return self.sampling.top_logprobs is not None
+
+    @property
     def num_tokens(self) -> int:
         """The context that it may need."""
         return len(self.prompt_token_ids) + self.max_tokens
@@ -78,6 +83,8 @@ def parse_chat(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
     _check_shared(body, model, bounds)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         _refuse(invalid("Give max_completion_tokens or max_tokens, not both.", "max_tokens"))
+    if body.top_logprobs and not body.logprobs:
+        _refuse(invalid("'top_logprobs' needs 'logprobs': true.", "top_logprobs"))
     prompt = _tokenized(_rendered(body, model), False, model, bounds, "messages")
     param = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
@@ -187,6 +194,7 @@ def _job(body: CompletionBody | ChatBody, model: ServedModel, prompt: tuple[int,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
+        top_logprobs=body.wanted_logprobs(),
         logit_bias=_logit_bias(body.logit_bias or {}, model),
     )
     options = body.stream_options

@@ -35,6 +35,7 @@ _SAMPLING = Limits()
 MAX_TOKENS_BOUND = 2**31
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Penalty = Annotated[float, Field(ge=-_SAMPLING.max_penalty, le=_SAMPLING.max_penalty)]
+TopLogprobs = Annotated[int, Field(ge=0, le=_SAMPLING.max_top_logprobs)]
 Bias = Annotated[float, Field(ge=-_SAMPLING.max_bias, le=_SAMPLING.max_bias)]
 Count = Annotated[int, Field(ge=1, lt=MAX_TOKENS_BOUND)]
 
@@ -144,6 +145,11 @@ class CompletionBody(_GenerationBody):
     """POST /v1/completions."""
 
     prompt: Annotated[str | tuple[int, ...], PlainValidator(_check_prompt)]
+    logprobs: TopLogprobs | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives are told with each token; None: not even its own likelihood."""
+        return self.logprobs
 
 
 class ChatMessage(BaseModel):
@@ -171,8 +177,14 @@ class ChatBody(_GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     parallel_tool_calls: bool | None = None  # without tools it means nothing
     prediction: dict[str, object] | None = None  # only ever makes an answer faster
+
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives are told with each token; None: not even its own likelihood."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 #: Documented parameters that are not built, each with the values that ask for nothing.
@@ -183,13 +195,10 @@ NEUTRAL_COMPLETION: Mapping[str, tuple[object, ...]] = {
     **_NEUTRAL,
     "best_of": (None, 1),
     "echo": (None, False),
-    "logprobs": (None,),
     "suffix": (None, ""),
 }
 NEUTRAL_CHAT: Mapping[str, tuple[object, ...]] = {
     **_NEUTRAL,
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),

@@ -20,6 +20,7 @@ from gateway.openai_errors import ApiError, from_verdict, unavailable
 from gateway.preparation import Preparation
 from gateway.routing import Route, Router
 from gateway.text import TextAssembler
+from gateway.told import ToldToken
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
@@ -44,19 +45,24 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens arrived; `text` is what they let a client see, and may be empty."""
+    """Tokens of one choice arrived, or its end did.
+
+    `text` is what they let a client see, and may be empty; `told` is of tokens whose text was shown by now; with a `reason` the choice ends.
+    """
 
     text: str
     num_tokens: int
+    told: tuple[ToldToken, ...] = ()
+    index: int = 0
+    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The good end, with the rest of the text."""
+    """The good end; `reason` is the first choice's."""
 
-    text: str
-    reason: FinishReason
     usage: Usage
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +143,18 @@ class Service:
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
                 match event:
-                    case TokensGenerated(token_ids):
-                        piece = text.push(token_ids)
-                        if text.is_stopped:
-                            yield Done(piece, FinishReason.STOP, Usage(num_prompt, text.num_tokens))
+                    case TokensGenerated(token_ids, logprobs):
+                        piece = text.push(token_ids, logprobs)
+                        reason = FinishReason.STOP if text.is_stopped else None
+                        yield Text(piece, len(token_ids), text.told(), reason=reason)
+                        if reason is not None:
+                            yield Done(Usage(num_prompt, text.num_tokens), reason)
                             return
-                        yield Text(piece, len(token_ids))
                     case Finished(reason, _, num_generated):
                         tail = text.finish()
                         final = FinishReason.STOP if text.is_stopped else reason
-                        yield Done(tail, final, Usage(num_prompt, num_generated))
+                        yield Text(tail, 0, text.told(), reason=final)
+                        yield Done(Usage(num_prompt, num_generated), final)
                         return
                     case Rejected():
                         yield Failed(from_verdict(event, self._limits.retry_after_s))

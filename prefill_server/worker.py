@@ -62,5 +62,9 @@ class ComputeLoop:
             prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, result.message)))
             return
         prompt.computed = self.kv.ledger.computed(chunk.room.holder, chunk.room.table, chunk.end)
-        prompt.happen(ChunkComputed(chunk.end, result[0].token_id if result else None))
+        if result:
+            (first,) = result  # the prompt's last chunk wants one token
+            prompt.happen(ChunkComputed(chunk.end, first.token_id, first.logprobs))
+        else:
+            prompt.happen(ChunkComputed(chunk.end, None))
         self.queue.computed(prompt)

@@ -17,6 +17,7 @@ import torch
 
 from kvlease.engine.batch import Draw
 from kvlease.engine.limits import Limits
+from kvlease.engine.logprobs import with_logprobs
 from kvlease.engine.shaping import shaped
 from kvlease.sampling.params import SamplingParams
 from kvlease.sampling.tokens import DrawnToken
@@ -39,18 +40,19 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) 
         return []
     rows = logits.float()
     finite = rows.isfinite().all(-1).tolist()
-    rows = shaped(rows, draws)
-    highest, ids = rows.max(-1)
+    wanted = shaped(rows, draws)
+    highest, ids = wanted.max(-1)
     has_token = [is_finite and best > -math.inf for is_finite, best in zip(finite, highest.tolist(), strict=True)]
     best = ids.tolist()
-    return [
+    tokens = [
         None
         if not has_token[i]
-        else DrawnToken(
-            best[i] if wanted.params.temperature == 0.0 else _draw_row(rows[i], wanted.params, positions[i])
-        )
-        for i, wanted in enumerate(draws)
+        else best[i]
+        if draw.params.temperature == 0.0
+        else _draw_row(wanted[i], draw.params, positions[i])
+        for i, draw in enumerate(draws)
     ]
+    return with_logprobs(rows, draws, tokens)
 
 
 def uniform(seed: int, position: int) -> float:

@@ -14,6 +14,7 @@ from typing import NewType
 
 from kvlease.handoff.limits import Limits
 from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 
 RequestId = NewType("RequestId", str)
 TenantId = NewType("TenantId", str)
@@ -72,9 +73,20 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New tokens, in order."""
+    """New tokens, in order, and what is told of each, if that was asked for."""
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse to tell of some tokens only."""
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} of them told of")
+
+    @classmethod
+    def of(cls, drawn: DrawnToken) -> TokensGenerated:
+        """One token."""
+        return cls((drawn.token_id,), () if drawn.logprobs is None else (drawn.logprobs,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +211,7 @@ class Commit:
     num_blocks: int
     num_tokens: int
     first_token_id: int
+    logprobs: TokenLogprobs | None = None  # of the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,7 @@ class Complete:
 
     first_token_id: int
     reason: FinishReason
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy; `top_p` 1, `top_k` 0, `min_p` 0, a `repetition_penalty` of 1 and other penalties of 0 are off; `seed` is
     a 64-bit number, drawn by the gateway when the client gave none. `logit_bias` has pairs of token id and what is added to its logit,
-    each id once. Below `min_tokens` generated tokens no end token is drawn.
+    each id once. Below `min_tokens` generated tokens no end token is drawn. `top_logprobs`: with each token its likelihood is told, and
+    so many of the likeliest; None: neither.
     """
 
     temperature: float = 0.0
@@ -32,6 +33,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no sampler could use."""
@@ -47,6 +49,8 @@ class SamplingParams:
             raise ValueError(f"min_tokens must be 0 or more, got {self.min_tokens}")
         if not (math.isfinite(self.min_p) and 0.0 <= self.min_p <= 1.0):
             raise ValueError(f"min_p must be between 0 and 1, got {self.min_p}")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= _LIMITS.max_top_logprobs:
+            raise ValueError(f"top_logprobs must be at most {_LIMITS.max_top_logprobs}, got {self.top_logprobs}")
         self._check_penalties()
         self._check_bias()
 

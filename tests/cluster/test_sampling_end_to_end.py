@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,5 +89,44 @@ def test_a_bias_on_a_token_that_the_model_has_not_is_refused_at_decodes_door(mod
             (end,) = await running.events(request_of(PROMPT, 8, sampling=SamplingParams(logit_bias=((beyond, 1.0),))))
             assert isinstance(end, Rejected)
             assert (end.http_status, end.param) == (400, "logit_bias")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10])
+def test_logprobs_are_those_of_transformers_whoever_drew_the_token(model: Path, max_tokens: int) -> None:
+    async def test() -> None:
+        async with cluster(model) as running:
+            requests = [
+                request_of(PROMPT, max_tokens, sampling=replace(sampling, top_logprobs=4))
+                for sampling in (SamplingParams(), SHAPED, PENALTIES[0])
+            ]
+            answers = await asyncio.gather(*(running.events(request) for request in requests))
+            for *events, end in answers:
+                assert isinstance(end, Finished)
+                drawn = [
+                    pair
+                    for event in events
+                    if isinstance(event, TokensGenerated)
+                    for pair in zip(event.token_ids, event.logprobs, strict=True)
+                ]
+                assert len(drawn) == max_tokens
+                text = tuple(token_id for token_id, _ in drawn)
+                wanted = reference(model).logits(PROMPT + text).log_softmax(-1)[len(PROMPT) - 1 : -1]
+                for row, (token_id, told) in zip(wanted.tolist(), drawn, strict=True):
+                    assert told.logprob == pytest.approx(row[token_id], abs=CLOSE)
+                    best = sorted(row, reverse=True)[:4]
+                    assert [logprob for _, logprob in told.top] == pytest.approx(best, abs=CLOSE)
+                    assert [row[other] for other, _ in told.top] == pytest.approx(best, abs=CLOSE)
+
+    asyncio.run(test())
+
+
+def test_who_does_not_ask_is_sent_no_logprobs(model: Path) -> None:
+    async def test() -> None:
+        async with cluster(model) as running:
+            for max_tokens in (1, 4):
+                events = await running.events(request_of(PROMPT, max_tokens))
+                assert all(not event.logprobs for event in events if isinstance(event, TokensGenerated))
 
     asyncio.run(test())

@@ -96,7 +96,9 @@ def refusal(parse: Callable[..., Job], *args: Any, **fields: Any) -> ApiError:
         ({"n": True}, "n", "unsupported_parameter"),
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"echo": True}, "echo", "unsupported_parameter"),
-        ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
+        ({"logprobs": 21}, "logprobs", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "invalid_type"),
+        ({"top_logprobs": 1}, "top_logprobs", "unknown_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_value"),
         ({"logit_bias": {"1": "5"}}, "logit_bias.1", "invalid_type"),
@@ -149,7 +151,10 @@ def test_a_completion_is_refused_naming_the_parameter(
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 256}, "max_completion_tokens", "context_length_exceeded"),
         ({"max_tokens": 256}, "max_tokens", "context_length_exceeded"),
-        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"logprobs": 1}, "logprobs", "invalid_type"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
@@ -256,6 +261,9 @@ def test_a_long_text_is_refused_without_tokenizing(model: ServedModel) -> None:
         def detokenizer(self) -> Any:
             raise AssertionError("not needed")
 
+        def spelling_of(self, token_id: int) -> bytes:
+            raise AssertionError("not needed")
+
     guarded = replace(model, codec=Untouched())
     for parse, body in (
         (parse_completion, {"model": "tiny", "prompt": "the rain " * 120_000}),
@@ -322,3 +330,15 @@ def test_how_tokens_are_drawn_is_what_the_client_says(model: ServedModel) -> Non
     assert sampling.logit_bias == ((4, 2.5), (30, -100.0))
     assert {name: getattr(sampling, name) for name in wished} == wished
     assert not completion(model).sampling.shapes_logits
+
+
+def test_what_is_told_of_tokens_is_what_was_asked_for(model: ServedModel) -> None:
+    asked: list[dict[str, Any]] = [{}, {"logprobs": None}, {"logprobs": 0}, {"logprobs": 5}]
+    assert [completion(model, **fields).sampling.top_logprobs for fields in asked] == [None, None, 0, 5]
+    of_chat: list[dict[str, Any]] = [
+        {},
+        {"logprobs": False},
+        {"logprobs": True},
+        {"logprobs": True, "top_logprobs": 20},
+    ]
+    assert [chat(model, **fields).sampling.top_logprobs for fields in of_chat] == [None, None, 0, 20]

@@ -22,6 +22,8 @@ from kvlease.sampling.params import SamplingParams
         ("seed", 2**64),
         ("min_tokens", -1),
         ("min_tokens", 2**31),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
         ("min_p", 1.1),
         ("min_p", math.nan),
         ("repetition_penalty", 0.0),
