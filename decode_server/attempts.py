@@ -41,6 +41,7 @@ from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Arrived:
     """The prompt's KV is here, verified, in this room, which is the caller's now."""
 
     room: Room
-    first_token_id: int
+    first: DrawnToken
 
 
 AttemptEnd = Arrived | Complete | Rejected | Aborted
@@ -101,7 +102,7 @@ class AttemptRun:
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
             assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._room, action.outcome.first_token_id)
+            return Arrived(self._room, DrawnToken(action.outcome.first_token_id, action.outcome.logprobs))
         return action.outcome
 
     async def _next(self) -> DecodeHappening:

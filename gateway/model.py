@@ -34,6 +34,10 @@ class Codec(Protocol):
         """A fresh one for one text."""
         ...
 
+    def spelling_of(self, token_id: int) -> bytes:
+        """A token's own bytes, special ones by their names."""
+        ...
+
 
 class Template(Protocol):
     """Turns messages into one prompt; raises RequestInvalid."""

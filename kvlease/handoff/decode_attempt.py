@@ -27,6 +27,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.tables import DecodeEvent, DecodeState, decode_is_over, decode_move
 from kvlease.handoff.verdicts import aborted
+from kvlease.sampling.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Committed:
     """The prompt's blocks are all here and verified; generation starts with this token."""
 
     first_token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +219,5 @@ def _close_if_whole(attempt: DecodeAttempt) -> Step:
     assert attempt.lease is not None, "blocks land only after the grant"
     if attempt.commit is None or not attempt.lease.is_whole:
         return attempt, ()
-    whole = _moved(attempt, DecodeEvent.WHOLE)
-    return whole, (SendUp(Receipt(attempt.num_blocks)), Conclude(Committed(attempt.commit.first_token_id)))
+    committed = Committed(attempt.commit.first_token_id, attempt.commit.logprobs)
+    return _moved(attempt, DecodeEvent.WHOLE), (SendUp(Receipt(attempt.num_blocks)), Conclude(committed))

@@ -118,6 +118,12 @@ class Tokenizer:
             known = self._bytes_of[token_id] = self._spell(token_id)
         return known
 
+    def spelling_of(self, token_id: int) -> bytes:
+        """The token itself as bytes: as `bytes_of`, but special tokens by their names; empty for unknown ids."""
+        if token_id not in self._special_ids:
+            return self.bytes_of(token_id)
+        return (self._backend.id_to_token(token_id) or "").encode()
+
     @property
     def strips_space(self) -> bool:
         """Whether a space at the very beginning of a text is the tokenizer's own and not part of it."""

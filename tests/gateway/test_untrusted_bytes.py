@@ -33,12 +33,12 @@ from kvlease.handoff.messages import (
     Rejected,
     RejectReason,
     RequestId,
-    SamplingParams,
     TenantId,
     TokensGenerated,
 )
 from kvlease.peering.channels import make_server
 from kvlease.peering.limits import Limits as PeeringLimits
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.gateway.serving import FakeDecode, config, decode_facts, on_loop, serving
 
