@@ -20,8 +20,10 @@ from tests.rdma.parts import BOUND_S, GEOMETRY, SLOW, Peer, fill, peer
 from transport.contract import Departure, Landing, RingGeometry, Transport
 from transport.errors import ChannelBroken, TransportRefused
 from transport.limits import Limits
-from transport.rdma import DeviceChoice, open_rdma
-from transport.rdma.wire import Offer, unpack_offer
+from transport.rdma import DeviceChoice, open_rdma, usable_link, verbs
+from transport.rdma.channel import RdmaDeparture
+from transport.rdma.connection import Connection, Plan
+from transport.rdma.wire import CREDIT, Message, Offer, unpack_answer, unpack_offer
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -72,6 +74,12 @@ async def broken(departure: Departure) -> str:
     with pytest.raises(ChannelBroken) as caught:
         await send_for_ever()
     return str(caught.value)
+
+
+async def fill_the_ring(departure: Departure) -> None:
+    """Send until no credit is left, and wait for one."""
+    for number in range(1000):
+        await send(departure, number)
 
 
 async def receive_for_ever(landing: Landing) -> None:
@@ -221,3 +229,89 @@ def test_a_ring_beyond_the_limit_of_locked_memory_is_refused_with_advice() -> No
                 await ours.open_landing(RingGeometry(64, 1 << 24))
 
     run(test())
+
+
+@pytest.mark.parametrize("role", ["landing", "departure"])
+def test_a_peer_that_stands_still_is_noticed_though_its_device_still_acknowledges(role: str) -> None:
+    async def test() -> None:
+        async with transport(Limits(establish_s=10.0)) as ours, peer(role) as other, AsyncExitStack() as stack:
+            if role == "landing":
+                departure = await answer_of(other, ours)
+                stack.push_async_callback(departure.close)
+                breaking = asyncio.create_task(fill_the_ring(departure))
+            else:
+                landing = await ours.open_landing(GEOMETRY)
+                stack.push_async_callback(landing.close)
+                other.tell(landing.offer.hex())
+                await landing.establish(bytes.fromhex(await other.line()))
+                breaking = asyncio.create_task(receive_for_ever(landing))
+            other.signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            with pytest.raises(ChannelBroken, match="nothing came from the peer"):
+                await breaking
+            assert time.monotonic() - stopped < Limits().death_s + Limits().probe_s
+
+    run(test())
+
+
+def test_the_landing_side_has_no_power_over_the_departure_ring() -> None:
+    async def test() -> None:
+        async with transport() as ours:
+            landing = await ours.open_landing(GEOMETRY)
+            offer = unpack_offer(landing.offer)
+            await landing.close()
+            assert isinstance(offer, Offer)
+            attacker = Attacker()
+            device = verbs.Device(usable_link(DeviceChoice()).device)
+            plan = Plan(usable_link(DeviceChoice()), num_receives=8, num_sends=4, may_be_written=True)
+            forged = Connection(device, plan, attacker.ring, attacker, SLOW)
+            told = replace(
+                offer, queue_pair=forged.address, ring_address=forged.ring.address, ring_key=forged.ring.remote_key
+            )
+            departure, answer = await ours.open_departure(GEOMETRY, told.pack())
+            assert isinstance(departure, RdmaDeparture)
+            address = unpack_answer(answer)
+            assert not isinstance(address, str)
+            forged.connect(address)
+            forged.message(attacker.probe())
+            slot = await departure.reserve()
+            slot.memory[:] = fill(0)
+            target = departure.connection.ring
+            attacker.ring[:] = fill(1) * GEOMETRY.num_slots
+            forged.write((0, 64), (target.address, target.remote_key), 0, is_signalled=True)
+            await attacker.lost.wait()
+            assert "REM_" in attacker.reason
+            assert slot.memory == fill(0)
+            forged.close()
+            await departure.close()
+            device.close()
+
+    run(test())
+
+
+class Attacker:
+    """Owns a connection of its own and writes where it has no business."""
+
+    def __init__(self) -> None:
+        self.ring = memoryview(mmap.mmap(-1, GEOMETRY.ring_bytes))
+        self.lost = asyncio.Event()
+        self.reason = ""
+
+    def on_message(self, message: Message) -> str | None:
+        return None
+
+    def on_write(self, immediate: int, num_bytes: int) -> str | None:
+        return None
+
+    def on_written(self, num_writes: int) -> None:
+        self.on_lost("the write was carried out")
+
+    def on_turn(self) -> None:
+        return
+
+    def on_lost(self, reason: str) -> None:
+        self.reason = reason
+        self.lost.set()
+
+    def probe(self) -> bytes:
+        return Message(CREDIT, 0).pack()
