@@ -28,3 +28,7 @@ class Limits:
     stream_buffer_bytes: int = 4 << 20
     #: Of decoding without any transfer beside it, to compare with.
     engine_alone_s: float = 3.0
+    #: For a server or a whole cluster to say that it is there; a first start fetches and converts a model.
+    start_s: float = 300.0
+    #: For one attempt or one rejection of the handoff measurement.
+    attempt_s: float = 30.0

@@ -48,6 +48,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(prog="kvlease bench", description="Measure a server, a transport or the handoff.")
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", title="what can be measured")
     _add_transfer(kinds.add_parser("transfer", help="goodput and latency of blocks over a transport"))
+    _add_handoff(kinds.add_parser("handoff", help="proposal, verdict, ready, grant, and rejections"))
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
@@ -66,6 +67,24 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     add("--latencies", type=int, default=200, metavar="N", help="blocks sent one by one (default: %(default)s)")
     add("--no-verify", action="store_true", help="the transport alone: no seals, no copy-in; needs no torch")
     add("--busy", default="", metavar="MODEL", help="also while MODEL (tiny, or a folder) decodes beside the receiver")
+
+
+def _add_handoff(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--transport", default="tcp", choices=("tcp", "rdma"), help="default: %(default)s")
+    add("--requests", type=int, default=300, metavar="N", help="of each kind (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
+
+
+async def _handoff(options: argparse.Namespace) -> list[Figure]:
+    from kvlease.bench.handoff import HandoffPlan, measure_handoff
+
+    try:
+        plan = HandoffPlan(options.transport, options.requests, options.prompt_tokens)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    with progress("handoff", plan.num_requests) as advance:
+        return await measure_handoff(plan, Limits(), advance)
 
 
 async def _transfer(options: argparse.Namespace) -> list[Figure]:
@@ -91,7 +110,7 @@ async def _transfer(options: argparse.Namespace) -> list[Figure]:
         return await measure_transfer(plan, Limits(), advance)
 
 
-_MEASUREMENTS = {"transfer": _transfer}
+_MEASUREMENTS = {"transfer": _transfer, "handoff": _handoff}
 
 
 def size_bytes(text: str) -> int:

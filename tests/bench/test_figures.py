@@ -11,6 +11,7 @@ def test_a_percentile_is_a_sample_and_nobody_below_it_is_left_out() -> None:
     samples = [float(number) for number in range(100, 0, -1)]
     assert [percentile(samples, share) for share in (0, 0.01, 0.5, 0.9, 0.99, 1)] == [1, 1, 50, 90, 99, 100]
     assert percentile([7.0], 0.99) == 7.0
+    assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
 
 
 def test_a_median_is_the_middle() -> None:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Protocol
 
-import kvlease
+from kvlease.bench.children import child_environ, ended
 from kvlease.bench.errors import BenchFailed, PartnerFailed
 from kvlease.bench.figures import Document
 from kvlease.bench.limits import Limits
@@ -94,26 +92,9 @@ async def partner(limits: Limits, *, is_far: bool) -> AsyncIterator[Partner]:
     try:
         yield FarPartner(process, limits)
     finally:
-        await end(process, limits.leave_s)
-
-
-async def end(process: asyncio.subprocess.Process, leave_s: float) -> None:
-    """Close its input and wait; who does not go is killed."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(leave_s):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-def child_environ() -> dict[str, str]:
-    """Ours, with this kvlease first among what the child imports."""
-    root = str(Path(kvlease.__file__).parents[1])
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        assert process.stdin is not None
+        process.stdin.close()  # it reads until the end
+        await ended(process, limits.leave_s)
 
 
 async def serve_partner() -> None:
