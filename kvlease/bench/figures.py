@@ -6,6 +6,7 @@ Never: measures; a figure is what somebody else saw.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,28 @@ class Figure:
         return summary
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one measurement has to say: `facts` that hold for all of it, and its figures."""
+
+    facts: Mapping[str, object]
+    figures: Sequence[Figure]
+
+    def document(self) -> Document:
+        """For JSON."""
+        return {"facts": dict(self.facts), "figures": [figure.document() for figure in self.figures]}
+
+    def text(self) -> str:
+        """For a terminal."""
+        lines = [f"{name}: {_told(value)}\n" for name, value in self.facts.items()]
+        return "".join(lines) + "\n" + table([figure.document() for figure in self.figures])
+
+
+def machine_facts() -> Document:
+    """What a reader must know of the machine to compare: its cores, and how busy it is (1-minute load average)."""
+    return {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
+
+
 def table(documents: Sequence[Mapping[str, object]]) -> str:
     """The documents as aligned columns, every key that any of them has, in the order of appearance."""
     columns = list(dict.fromkeys(key for document in documents for key in document))
@@ -56,6 +79,12 @@ def table(documents: Sequence[Mapping[str, object]]) -> str:
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines) + "\n"
+
+
+def _told(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{number} x {kind}" for kind, number in value.items()) or "none"
+    return str(value)
 
 
 def _text(value: object) -> str:

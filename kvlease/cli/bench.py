@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NoReturn
 
 from kvlease.bench.errors import BenchFailed
-from kvlease.bench.figures import Figure, table
+from kvlease.bench.figures import Report, machine_facts
 from kvlease.bench.limits import Limits
 from kvlease.bench.progress import progress
 from kvlease.cli.errors import CommandError, ConfigurationError
@@ -35,11 +37,10 @@ def run_bench(arguments: Sequence[str]) -> int:
     """Measure what `arguments` (after `bench`) ask for, and print it. Returns the exit code; raises CommandError."""
     options = build_bench_parser().parse_args(arguments)
     try:
-        figures: list[Figure] = asyncio.run(_MEASUREMENTS[options.what](options))
+        report = asyncio.run(_MEASUREMENTS[options.what](options))
     except (BenchFailed, TransportError, OSError) as error:
         raise CommandError(" ".join(str(error).split())) from error
-    documents = [figure.document() for figure in figures]
-    sys.stdout.write(json.dumps(documents, indent=2) + "\n" if options.json else table(documents))
+    sys.stdout.write(json.dumps(report.document(), indent=2) + "\n" if options.json else report.text())
     return 0
 
 
@@ -48,6 +49,7 @@ def build_bench_parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(prog="kvlease bench", description="Measure a server, a transport or the handoff.")
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", title="what can be measured")
     _add_transfer(kinds.add_parser("transfer", help="goodput and latency of blocks over a transport"))
+    _add_serve(kinds.add_parser("serve", help="load on a server that speaks OpenAI's HTTP API, ours or another one"))
     _add_handoff(kinds.add_parser("handoff", help="proposal, verdict, ready, grant, and rejections"))
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -69,6 +71,49 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     add("--busy", default="", metavar="MODEL", help="also while MODEL (tiny, or a folder) decodes beside the receiver")
 
 
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("url", metavar="URL", help="for example http://127.0.0.1:8000, or with a path: http://127.0.0.1:8000/v1")
+    add("--model", default="", metavar="NAME", help="default: the first that the server names")
+    add("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), metavar="KEY", help="default: OPENAI_API_KEY")
+    add("--chat", action="store_true", help="/chat/completions instead of /completions")
+    add("--concurrency", type=int, default=4, metavar="N", help="requests at a time (default: %(default)s)")
+    add("--requests", type=int, default=32, metavar="N", help="in all (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=128, metavar="N", help="about; the server counts (default: %(default)s)")
+    add("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: %(default)s)")
+    add("--duration", type=float, default=0.0, metavar="SECONDS", help="no request begins later; 0: no bound")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="of one request (default: %(default)s)")
+    add("--ignore-eos", action="store_true", help="ask for all tokens; not every server knows the field")
+    add("--seed", type=int, default=0, metavar="N", help="of the prompts")
+
+
+async def _serve(options: argparse.Namespace) -> Report:
+    from kvlease.bench.serve.limits import Limits as LoadLimits
+    from kvlease.bench.serve.load import LoadPlan, generate_load
+    from kvlease.bench.serve.report import facts_of, figures_of
+
+    try:
+        plan = LoadPlan(
+            url=options.url,
+            model=options.model,
+            api_key=options.api_key,
+            chat=options.chat,
+            concurrency=options.concurrency,
+            num_requests=options.requests,
+            prompt_tokens=options.prompt_tokens,
+            max_tokens=options.max_tokens,
+            duration_s=options.duration,
+            timeout_s=options.timeout,
+            ignore_eos=options.ignore_eos,
+            seed=options.seed,
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    with progress("requests", plan.num_requests) as advance:
+        seen = await generate_load(plan, LoadLimits(), advance)
+    return Report({**facts_of(plan, seen), **machine_facts()}, figures_of(seen))
+
+
 def _add_handoff(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--transport", default="tcp", choices=("tcp", "rdma"), help="default: %(default)s")
@@ -76,7 +121,7 @@ def _add_handoff(parser: argparse.ArgumentParser) -> None:
     add("--prompt-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
 
 
-async def _handoff(options: argparse.Namespace) -> list[Figure]:
+async def _handoff(options: argparse.Namespace) -> Report:
     from kvlease.bench.handoff import HandoffPlan, measure_handoff
 
     try:
@@ -84,10 +129,11 @@ async def _handoff(options: argparse.Namespace) -> list[Figure]:
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     with progress("handoff", plan.num_requests) as advance:
-        return await measure_handoff(plan, Limits(), advance)
+        figures = await measure_handoff(plan, Limits(), advance)
+    return Report({**asdict(plan), **machine_facts()}, figures)
 
 
-async def _transfer(options: argparse.Namespace) -> list[Figure]:
+async def _transfer(options: argparse.Namespace) -> Report:
     from kvlease.bench.transfer.measure import measure_transfer
     from kvlease.bench.transfer.plan import TransferPlan
 
@@ -107,10 +153,11 @@ async def _transfer(options: argparse.Namespace) -> list[Figure]:
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     with progress("transfer", plan.num_steps) as advance:
-        return await measure_transfer(plan, Limits(), advance)
+        figures = await measure_transfer(plan, Limits(), advance)
+    return Report({**asdict(plan), **machine_facts()}, figures)
 
 
-_MEASUREMENTS = {"transfer": _transfer, "handoff": _handoff}
+_MEASUREMENTS = {"transfer": _transfer, "serve": _serve, "handoff": _handoff}
 
 
 def size_bytes(text: str) -> int:

@@ -19,7 +19,7 @@ MOST_US = {"handoff": 5 * 3_000.0 * 4, "rejected at the door": 5 * 2_000.0 * 4}
 @pytest.mark.slow
 def test_every_stage_is_measured_and_none_is_far_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "handoff", "--json", "--requests", "10"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["figures"]}
     assert {row["samples"] for row in rows.values()} == {10}
     assert rows["verdict"]["low"] < rows["handoff"]["low"] < rows["arrived"]["low"]
     for name, most in MOST_US.items():

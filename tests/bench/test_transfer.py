@@ -39,7 +39,7 @@ Row = dict[str, object]
 def measured(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Row]:
     """Rows by name, of order consecutive where there are two."""
     assert main(["bench", "transfer", "--json", *SMALL, *flags]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["figures"]
     return {str(row["name"]): row for row in rows if row.get("order", "consecutive") == "consecutive"}
 
 
