@@ -18,13 +18,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from decode_server.app import RunningDecode
 from decode_server.app import serving as serving_decode
 from decode_server.attempts import Arrived, AttemptRun
 from decode_server.config import DecodeConfig
 from decode_server.peers import Peer
+from gateway.rpc import GrpcDecodeClient
 from kvlease.bench.errors import BenchFailed
 from kvlease.bench.figures import Figure
 from kvlease.bench.limits import Limits
@@ -45,17 +46,10 @@ from kvlease.handoff.messages import (
     SamplingParams,
     TenantId,
 )
-from kvlease.handoff.wire import decode_event, encode_request
 from kvlease.models.tiny import make_tiny_model
 from kvlease.peering.attempt_stream import AttemptStream
-from kvlease.peering.channels import credentials, open_channel
-from kvlease.peering.limits import Limits as PeeringLimits
 from kvlease.peering.outgoing import OutgoingPair
 from kvlease.peering.transports import choose_transport
-from kvlease.v1.kvlease_pb2_grpc import DecodeStub
-
-if TYPE_CHECKING:  # the stubs know two kinds of client, the code only one
-    from kvlease.v1.kvlease_pb2_grpc import DecodeAsyncStub
 
 _CONTEXT = 4096
 _PREFILL_BLOCKS, _DECODE_BLOCKS, _BLOCK_SIZE = 64, 128, 16
@@ -138,9 +132,9 @@ async def measure_handoff(plan: HandoffPlan, limits: Limits, advance: Callable[[
         attempts = _Attempts(decode, runner.layout.fingerprint(runner.facts.fingerprint), limits)
         stack.callback(attempts.close)
         await attempts.paired()
-        channel = open_channel(door.where, _CONTEXT, PeeringLimits())
-        stack.push_async_callback(channel.close)
-        return await _measure(plan, attempts, _Door(DecodeStub(channel), secret, limits), advance)
+        client = GrpcDecodeClient(door.where, secret, _CONTEXT)
+        stack.push_async_callback(client.close)
+        return await _measure(plan, attempts, _Door(client, limits), advance)
 
 
 async def _measure(plan: HandoffPlan, attempts: _Attempts, door: _Door, advance: Callable[[], None]) -> list[Figure]:
@@ -226,10 +220,10 @@ class _Attempts:
 
 
 class _Door:
-    """A client of a decode server, in place of a gateway."""
+    """A decode server as its gateway sees it."""
 
-    def __init__(self, stub: DecodeAsyncStub, secret: str, limits: Limits) -> None:
-        self._stub, self._secret, self._limits = stub, secret, limits
+    def __init__(self, client: GrpcDecodeClient, limits: Limits) -> None:
+        self._client, self._limits = client, limits
 
     async def rejection(self, num_tokens: int) -> float:
         """One request that could never fit; seconds until its verdict."""
@@ -244,8 +238,7 @@ class _Door:
             (),
         )
         started = time.monotonic()
-        call = self._stub.Generate(encode_request(request), metadata=credentials(self._secret))
-        events = [decode_event(message) async for message in call]
+        events = [event async for event in self._client.generate(request)]
         if not isinstance(events[-1], Rejected):
             raise BenchFailed(f"what cannot fit ended as {events[-1]}")
         return time.monotonic() - started
