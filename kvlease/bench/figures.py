@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,24 @@ class Figure:
                 summary[f"p{share}"] = _rounded(percentile(self.samples, share / 100))
             summary["low"], summary["high"] = _rounded(min(self.samples)), _rounded(max(self.samples))
         return summary
+
+
+class Notes:
+    """Samples by name, unit and labels, in the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        """Nothing was seen."""
+        self._samples: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = defaultdict(list)
+
+    def add(self, name: str, unit: str, value: float, labels: dict[str, str]) -> None:
+        """One more sample."""
+        self._samples[name, unit, tuple(labels.items())].append(value)
+
+    def figures(self) -> list[Figure]:
+        """Everything that was noted."""
+        return [
+            Figure(name, unit, tuple(samples), dict(labels)) for (name, unit, labels), samples in self._samples.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ def build_bench_parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", title="what can be measured")
     _add_transfer(kinds.add_parser("transfer", help="goodput and latency of blocks over a transport"))
     _add_serve(kinds.add_parser("serve", help="load on a server that speaks OpenAI's HTTP API, ours or another one"))
+    _add_engine(kinds.add_parser("engine", help="passes of the engine in one process, beside transformers"))
+    _add_cluster(kinds.add_parser("cluster", help="a whole cluster beside one process, and its start"))
     _add_handoff(kinds.add_parser("handoff", help="proposal, verdict, ready, grant, and rejections"))
     for kind in kinds.choices.values():
         kind.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -88,23 +90,20 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 async def _serve(options: argparse.Namespace) -> Report:
+    from kvlease.bench.serve.client import Asking
     from kvlease.bench.serve.limits import Limits as LoadLimits
     from kvlease.bench.serve.load import LoadPlan, generate_load
     from kvlease.bench.serve.report import facts_of, figures_of
 
     try:
+        asking = Asking(options.url, options.model, options.api_key, options.chat, options.ignore_eos, options.timeout)
         plan = LoadPlan(
-            url=options.url,
-            model=options.model,
-            api_key=options.api_key,
-            chat=options.chat,
+            asking=asking,
             concurrency=options.concurrency,
             num_requests=options.requests,
             prompt_tokens=options.prompt_tokens,
             max_tokens=options.max_tokens,
             duration_s=options.duration,
-            timeout_s=options.timeout,
-            ignore_eos=options.ignore_eos,
             seed=options.seed,
         )
     except ValueError as error:
@@ -112,6 +111,68 @@ async def _serve(options: argparse.Namespace) -> Report:
     with progress("requests", plan.num_requests) as advance:
         seen = await generate_load(plan, LoadLimits(), advance)
     return Report({**facts_of(plan, seen), **machine_facts()}, figures_of(seen))
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", metavar="NAME|PATH", help="or tiny (default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    add("--prompt-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    add("--sequences", type=int, default=16, metavar="N", help="of a large step (default: %(default)s)")
+    add("--contexts", type=int, nargs="+", default=[128, 1024], metavar="TOKENS", help="default: 128 1024")
+
+
+async def _engine(options: argparse.Namespace) -> Report:
+    from kvlease.engine.threads import prepare_environment
+
+    prepare_environment(max(1, options.threads))
+    from kvlease.bench.engine import EnginePlan, measure_engine
+    from kvlease.bench.models import measured_model
+
+    with measured_model(options.model) as model:
+        try:
+            plan = EnginePlan(
+                model,
+                options.threads,
+                options.rounds,
+                options.prompt_tokens,
+                options.sequences,
+                tuple(options.contexts),
+            )
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        with progress("engine", plan.rounds) as advance:
+            figures = measure_engine(plan, advance)
+    return Report({**asdict(plan), "model": options.model, **machine_facts()}, figures)
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="smollm2-135m-instruct", metavar="NAME|PATH", help="or tiny (default: %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="of each engine (default: %(default)s)")
+    add("--starts", type=int, default=3, metavar="N", help="of the cluster (default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="default: %(default)s")
+    add("--prompt-tokens", type=int, nargs="+", default=[128, 1024], metavar="TOKENS", help="default: 128 1024")
+    add("--max-tokens", type=int, default=32, metavar="N", help="of an answer (default: %(default)s)")
+
+
+async def _cluster(options: argparse.Namespace) -> Report:
+    from kvlease.engine.threads import prepare_environment
+
+    prepare_environment(max(1, options.threads))
+    from kvlease.bench.cluster import ClusterPlan, measure_cluster
+    from kvlease.bench.models import measured_model
+
+    with measured_model(options.model) as model:
+        prompts = tuple(options.prompt_tokens)
+        try:
+            plan = ClusterPlan(model, options.threads, options.starts, options.rounds, prompts, options.max_tokens)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        with progress("cluster", plan.starts + (plan.rounds + 1) * len(prompts)) as advance:
+            figures = await measure_cluster(plan, Limits(), advance)
+    return Report({**asdict(plan), "model": options.model, **machine_facts()}, figures)
 
 
 def _add_handoff(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +218,7 @@ async def _transfer(options: argparse.Namespace) -> Report:
     return Report({**asdict(plan), **machine_facts()}, figures)
 
 
-_MEASUREMENTS = {"transfer": _transfer, "serve": _serve, "handoff": _handoff}
+_MEASUREMENTS = {"transfer": _transfer, "serve": _serve, "engine": _engine, "cluster": _cluster, "handoff": _handoff}
 
 
 def size_bytes(text: str) -> int:

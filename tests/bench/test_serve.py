@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from kvlease.bench.errors import BenchFailed
 from kvlease.bench.limits import Limits as ProcessLimits
 from kvlease.bench.serve.answers import Sighting, refusal
+from kvlease.bench.serve.client import Asking
 from kvlease.bench.serve.exchange import Endpoint, EventLines
 from kvlease.bench.serve.limits import Limits
 from kvlease.bench.serve.load import LoadPlan, LoadSeen, Prompts, generate_load
@@ -23,6 +25,7 @@ from kvlease.models.tiny import make_tiny_model
 
 Writer = asyncio.StreamWriter
 Script = Callable[[Writer, dict[str, object], int], Awaitable[None]]
+QUICK = Asking("", timeout_s=1.0)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -97,13 +100,14 @@ async def scripted(script: Script, bodies: list[dict[str, object]]) -> AsyncIter
         listener.close()
 
 
-def loaded(script: Script, **changes: object) -> tuple[LoadPlan, LoadSeen, list[dict[str, object]]]:
+def loaded(
+    script: Script, asking: Asking = QUICK, duration_s: float = 0.0
+) -> tuple[LoadPlan, LoadSeen, list[dict[str, object]]]:
     bodies: list[dict[str, object]] = []
 
     async def run() -> tuple[LoadPlan, LoadSeen]:
         async with scripted(script, bodies) as url:
-            fields: dict[str, object] = {"concurrency": 3, "num_requests": 7, "prompt_tokens": 20, **changes}
-            plan = LoadPlan(url=url, **fields)  # type: ignore[arg-type]
+            plan = LoadPlan(replace(asking, url=url), 3, 7, 20, duration_s=duration_s)
             return plan, await generate_load(plan, Limits(), lambda: None)
 
     plan, seen = asyncio.run(run())
@@ -128,7 +132,7 @@ def test_a_server_of_another_make_is_measured() -> None:
 
 
 def test_a_chat_is_asked_as_a_chat() -> None:
-    _, seen, bodies = loaded(good, chat=True, ignore_eos=True)
+    _, seen, bodies = loaded(good, Asking("", chat=True, ignore_eos=True))
     assert len(seen.sightings) == 7
     assert all(body["messages"] and body["ignore_eos"] is True and "prompt" not in body for body in bodies)
 
@@ -144,7 +148,7 @@ def test_a_chat_is_asked_as_a_chat() -> None:
     ],
 )
 def test_errors_are_counted_by_kind_and_are_in_no_figure(script: Script, kind: str) -> None:
-    plan, seen, _ = loaded(script, timeout_s=0.3)
+    plan, seen, _ = loaded(script)
     assert facts_of(plan, seen)["errors"] == {kind: 7}
     assert facts_of(plan, seen)["generated tokens a second"] == 0
     assert all(not figure.samples for figure in figures_of(seen))

@@ -6,20 +6,17 @@ Never: sends a prompt twice in one run, so that no cache of prefixes answers in 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 
 from kvlease.bench.errors import BenchFailed
-from kvlease.bench.serve.answers import Sighting, refusal
-from kvlease.bench.serve.exchange import Endpoint, EventLines, Exchange
+from kvlease.bench.serve.answers import Sighting
+from kvlease.bench.serve.client import Asking, Client
 from kvlease.bench.serve.limits import Limits
 
-_OK = 200
 #: Common words, which most tokenizers know as one token each.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand part "
@@ -29,27 +26,22 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """`duration_s`: no request begins later; 0: no bound. `timeout_s`: of one request. `model` empty: the server's first."""
+    """`duration_s`: no request begins later; 0: no bound."""
 
-    url: str
-    model: str = ""
-    api_key: str = ""
-    chat: bool = False
+    asking: Asking
     concurrency: int = 4
     num_requests: int = 32
     prompt_tokens: int = 128
     max_tokens: int = 64
     duration_s: float = 0.0
-    timeout_s: float = 300.0
-    ignore_eos: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what is no load."""
         if min(self.concurrency, self.num_requests, self.prompt_tokens, self.max_tokens) < 1:
             raise ValueError("concurrency, requests, prompt tokens and max tokens are at least 1")
-        if self.duration_s < 0 or self.timeout_s <= 0:
-            raise ValueError("a duration is not negative, and a timeout positive")
+        if self.duration_s < 0:
+            raise ValueError("a duration is not negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +76,13 @@ class Prompts:
 
 async def generate_load(plan: LoadPlan, limits: Limits, advance: Callable[[], None]) -> LoadSeen:
     """Run the plan; `advance` is called at the end of each request. Raises `BenchFailed` when there is no server to ask."""
-    client = _Client(plan, Endpoint.of(plan.url, plan.api_key), limits)
+    client = Client(plan.asking, limits)
     await client.find_model()
     prompts = Prompts(plan.seed, plan.prompt_tokens, limits.words_per_token)
     for _ in range(2):  # warms up, and learns how long a prompt of so many tokens is
         warm_up = await client.ask(prompts.next(), max_tokens=2)
         if warm_up.error:
-            raise BenchFailed(f"{plan.url}: the first request failed: {warm_up.error}")
+            raise BenchFailed(f"{plan.asking.url}: the first request failed: {warm_up.error}")
         prompts.correct(warm_up.num_prompt_tokens)
     started = time.monotonic()
     until = started + plan.duration_s if plan.duration_s else float("inf")
@@ -115,80 +107,3 @@ def _until(turns: Iterator[int], deadline: float) -> Iterator[int]:
         if turn is None:
             return
         yield turn
-
-
-class _Client:
-    """Asks one server."""
-
-    def __init__(self, plan: LoadPlan, endpoint: Endpoint, limits: Limits) -> None:
-        self._plan, self._endpoint, self._limits = plan, endpoint, limits
-        self.model = plan.model
-
-    async def find_model(self) -> None:
-        """The first model that the server names, unless one was given."""
-        if self.model:
-            return
-        try:
-            async with asyncio.timeout(self._limits.answer_s):
-                exchange = await Exchange.open(self._endpoint, "GET", "/models", None, self._limits)
-                try:
-                    status, body = await exchange.begun(), await exchange.body()
-                finally:
-                    exchange.close()
-        except (OSError, TimeoutError) as error:
-            raise BenchFailed(f"nobody answers at {self._plan.url}: {str(error) or 'no answer in time'}") from error
-        names = []
-        with suppress(ValueError, TypeError, KeyError, AttributeError):
-            names = [str(model["id"]) for model in json.loads(body)["data"]]
-        if status != _OK or not names:
-            raise BenchFailed(f"{self._plan.url} names no model ({refusal(status, body)}): give one with --model")
-        self.model = names[0]
-
-    async def ask(self, prompt: str, max_tokens: int) -> Sighting:
-        """One request, whatever becomes of it."""
-        seen = Sighting(time.monotonic())
-        try:
-            async with asyncio.timeout(self._plan.timeout_s):
-                await self._stream(seen, self._body(prompt, max_tokens))
-        except TimeoutError:
-            seen.error = "timeout"
-        except BenchFailed as error:
-            seen.error = str(error)
-        except OSError as error:
-            seen.error = f"connection: {error.strerror or type(error).__name__}"
-        seen.ended = time.monotonic()
-        if not seen.error and not seen.pieces:
-            seen.error = "no text"
-        return seen
-
-    async def _stream(self, seen: Sighting, body: dict[str, object]) -> None:
-        path = "/chat/completions" if self._plan.chat else "/completions"
-        exchange = await Exchange.open(self._endpoint, "POST", path, body, self._limits)
-        try:
-            status = await exchange.begun()
-            if status != _OK:
-                seen.error = refusal(status, await exchange.body())
-                return
-            events = EventLines()
-            async for part in exchange.parts():
-                now = time.monotonic()
-                for event in events.feed(part):
-                    if seen.take(event, now):
-                        return
-            seen.error = "the stream has no end"
-        finally:
-            exchange.close()
-
-    def _body(self, prompt: str, max_tokens: int) -> dict[str, object]:
-        body: dict[str, object] = {
-            "model": self.model,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self._plan.ignore_eos:
-            body["ignore_eos"] = True
-        if self._plan.chat:
-            return body | {"messages": [{"role": "user", "content": prompt}]}
-        return body | {"prompt": prompt}

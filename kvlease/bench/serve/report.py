@@ -18,7 +18,7 @@ def facts_of(plan: LoadPlan, seen: LoadSeen) -> Document:
     good = [sighting for sighting in seen.sightings if not sighting.error]
     num_tokens = sum(sighting.num_tokens for sighting in good)
     return {
-        "url": plan.url,
+        "url": plan.asking.url,
         "model": seen.model,
         "concurrency": plan.concurrency,
         "requests": len(seen.sightings),

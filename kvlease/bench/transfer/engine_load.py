@@ -6,18 +6,15 @@ Never: shares a pool with the transfer.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from pathlib import Path
 
+from kvlease.bench.models import measured_model
 from kvlease.engine.batch import SamplingSpec, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.engine.threads import set_threads
 from kvlease.engine.work_thread import WorkThread
 from kvlease.kvcache.sizing import blocks_for
-from kvlease.models.tiny import make_tiny_model
 
-TINY = "tiny"
 PROMPT_TOKENS = 128
 MOST_TOKENS = 512  # then the streams begin again
 BLOCK_SIZE = 16
@@ -74,6 +71,5 @@ class EngineLoad:
 def _load(model: str, num_streams: int) -> ModelRunner:
     set_threads(1)
     num_blocks = num_streams * blocks_for(MOST_TOKENS, BLOCK_SIZE)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = make_tiny_model(Path(scratch) / TINY) if model == TINY else Path(model)
+    with measured_model(model) as folder:
         return ModelRunner.load(folder, dtype="float32", device="cpu", num_blocks=num_blocks, block_size=BLOCK_SIZE)

@@ -12,12 +12,11 @@ import asyncio
 import secrets
 import socket
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from kvlease.bench.figures import Figure
+from kvlease.bench.figures import Figure, Notes
 from kvlease.bench.limits import Limits
 from kvlease.bench.transfer.partner import Partner, partner
 from kvlease.bench.transfer.plan import ORDERS, BlockShape, TransferPlan, cpu_s, order_of
@@ -38,24 +37,6 @@ class _Link:
 
     name: str
     source: Source
-
-
-class Notes:
-    """Samples by name, unit and labels, in the order in which they were first seen."""
-
-    def __init__(self) -> None:
-        """Nothing was seen."""
-        self._samples: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = defaultdict(list)
-
-    def add(self, name: str, unit: str, value: float, labels: dict[str, str]) -> None:
-        """One more sample."""
-        self._samples[name, unit, tuple(labels.items())].append(value)
-
-    def figures(self) -> list[Figure]:
-        """Everything that was noted."""
-        return [
-            Figure(name, unit, tuple(samples), dict(labels)) for (name, unit, labels), samples in self._samples.items()
-        ]
 
 
 async def measure_transfer(plan: TransferPlan, limits: Limits, advance: Callable[[], None]) -> list[Figure]:

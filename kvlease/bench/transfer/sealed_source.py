@@ -11,17 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
-from typing import cast
-
-import torch
 
 from kvlease.bench.errors import BenchFailed
+from kvlease.bench.idle_model import IdleModel, pass_over
 from kvlease.bench.transfer.lease_papers import EPOCH, FINGERPRINT, VOCAB_SIZE, LeasePapers, layout_of, prompt_of
 from kvlease.bench.transfer.plan import TOKENS_PER_BLOCK, BlockShape
-from kvlease.engine.batch import SamplingSpec, SequenceStep
-from kvlease.engine.limits import Limits as EngineLimits
-from kvlease.engine.loading import CausalOutput
 from kvlease.engine.runner import ModelRunner
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.messages import (
@@ -44,14 +38,6 @@ from kvlease.models.facts import ModelFacts
 from prefill_server.departure import DepartureLine
 from prefill_server.prompts import Prompt
 from transport.contract import Departure
-
-
-class IdleModel:
-    """Answers every pass at once with logits of zeros; keys and values stay what they were."""
-
-    def __call__(self, *, logits_to_keep: torch.Tensor, **_others: object) -> CausalOutput:
-        """Logits [1, rows to keep, vocabulary]."""
-        return cast("CausalOutput", SimpleNamespace(logits=torch.zeros(1, len(logits_to_keep), VOCAB_SIZE)))
 
 
 class NoQueue:
@@ -91,7 +77,7 @@ class SealedSource:
         assert room is not None, "the pool has room for one prompt, and the last one was freed"
         prompt.room = shuffled(room, order, seed)
         prompt.happen(Started(in_one_chunk=False))
-        self._compute(prompt.room, tokens)
+        pass_over(self._runner, room.holder, prompt.room.table, tokens)
         prompt.computed = self._kv.ledger.computed(room.holder, prompt.room.table, len(tokens))
         prompt.happen(papers.grant)
         self._prompt, self._num_blocks = prompt, 0
@@ -129,14 +115,6 @@ class SealedSource:
             if message is None:
                 raise BenchFailed(f"the prompt ended as {prompt.attempt.state}")
 
-    def _compute(self, room: Room, tokens: tuple[int, ...]) -> None:
-        most = EngineLimits().max_step_tokens
-        for first in range(0, len(tokens), most):
-            context = self._kv.ledger.readable(room.holder, room.table, first)
-            part = tokens[first : first + most]
-            is_last = first + len(part) == len(tokens)
-            self._runner.run([SequenceStep(context, part, SamplingSpec() if is_last else None)])
-
 
 def shuffled(room: Room, order: str, seed: int) -> Room:
     """The room with its blocks in this order."""
@@ -151,7 +129,7 @@ def _runner(storage: KVStorage, layout: Layout) -> ModelRunner:
     facts = ModelFacts(
         "idle", "llama", VOCAB_SIZE, len(layout.layers), 1, width, 1 << 20, "float32", frozenset(), FINGERPRINT
     )
-    return ModelRunner(IdleModel(), facts, storage, SlotLedger(storage.num_blocks, storage.block_size))
+    return ModelRunner(IdleModel(VOCAB_SIZE), facts, storage, SlotLedger(storage.num_blocks, storage.block_size))
 
 
 def _proposal(tokens: tuple[int, ...]) -> Proposal:
