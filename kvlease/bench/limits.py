@@ -32,3 +32,5 @@ class Limits:
     start_s: float = 300.0
     #: For one attempt or one rejection of the handoff measurement.
     attempt_s: float = 30.0
+    #: For one section of the whole suite.
+    section_s: float = 900.0

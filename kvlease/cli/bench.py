@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import NoReturn
 
 from kvlease.bench.errors import BenchFailed
@@ -22,6 +23,7 @@ from kvlease.bench.progress import progress
 from kvlease.cli.errors import CommandError, ConfigurationError
 from transport.errors import TransportError
 
+_ALL = "all"
 _UNITS = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "B": 1}
 
 
@@ -37,6 +39,8 @@ def run_bench(arguments: Sequence[str]) -> int:
     """Measure what `arguments` (after `bench`) ask for, and print it. Returns the exit code; raises CommandError."""
     options = build_bench_parser().parse_args(arguments)
     try:
+        if options.what == _ALL:
+            return _run_all(options)
         report = asyncio.run(_MEASUREMENTS[options.what](options))
     except (BenchFailed, TransportError, OSError) as error:
         raise CommandError(" ".join(str(error).split())) from error
@@ -53,8 +57,10 @@ def build_bench_parser() -> argparse.ArgumentParser:
     _add_engine(kinds.add_parser("engine", help="passes of the engine in one process, beside transformers"))
     _add_cluster(kinds.add_parser("cluster", help="a whole cluster beside one process, and its start"))
     _add_handoff(kinds.add_parser("handoff", help="proposal, verdict, ready, grant, and rejections"))
+    _add_all(kinds.add_parser(_ALL, help="all of it but `serve`, written to a folder"))
     for kind in kinds.choices.values():
-        kind.add_argument("--json", action="store_true", help="print JSON instead of a table")
+        if kind is not kinds.choices[_ALL]:
+            kind.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
 
@@ -71,6 +77,24 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     add("--latencies", type=int, default=200, metavar="N", help="blocks sent one by one (default: %(default)s)")
     add("--no-verify", action="store_true", help="the transport alone: no seals, no copy-in; needs no torch")
     add("--busy", default="", metavar="MODEL", help="also while MODEL (tiny, or a folder) decodes beside the receiver")
+
+
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", default="benchmarks/results", metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="sections whose names begin so")
+
+
+def _run_all(options: argparse.Namespace) -> int:
+    from kvlease.bench.suite import SECTIONS, page_of, run_suite, write_results
+
+    wanted = [section for section in SECTIONS if not options.only or section[0].startswith(tuple(options.only))]
+    if not wanted:
+        raise ConfigurationError(f"--only: sections are {', '.join(name for name, _ in SECTIONS)}")
+    with progress("sections", len(wanted)) as advance:
+        document = run_suite(wanted, Limits(), advance)
+    written = write_results(document, Path(options.output))
+    sys.stdout.write(page_of(document) + "\n" + "".join(f"written: {path}\n" for path in written))
+    return 0
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
