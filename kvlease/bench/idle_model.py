@@ -16,6 +16,9 @@ from kvlease.engine.limits import Limits
 from kvlease.engine.loading import CausalOutput
 from kvlease.engine.runner import ModelRunner
 
+#: Of a pass behind the first: its mask, which the runner makes whatever the model does, grows with this and the context.
+_PASS_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class IdleModel:
@@ -29,10 +32,10 @@ class IdleModel:
 
 
 def pass_over(runner: ModelRunner, sequence_id: int, table: tuple[int, ...], tokens: tuple[int, ...]) -> None:
-    """Have `runner`, whose model is idle, prove a whole prompt, in passes as long as they may be."""
-    most = Limits().max_step_tokens
-    for first in range(0, len(tokens), most):
-        part = tokens[first : first + most]
-        is_last = first + len(part) == len(tokens)
+    """Have `runner`, whose model is idle, prove a whole prompt."""
+    first = 0
+    while first < len(tokens):
+        part = tokens[first : first + (_PASS_TOKENS if first else Limits().max_step_tokens)]
         context = runner.ledger.readable(sequence_id, table, first)
-        runner.run([SequenceStep(context, part, SamplingSpec() if is_last else None)])
+        first += len(part)
+        runner.run([SequenceStep(context, part, SamplingSpec() if first == len(tokens) else None)])

@@ -74,7 +74,8 @@ def test_a_block_that_is_refused_spoils_the_measurement() -> None:
         end = await hub.open_landing(RingGeometry((16 << 10) + SEAL_BYTES, 2))
         departure, answer = await hub.open_departure(RingGeometry((16 << 10) + SEAL_BYTES, 2), end.offer)
         await end.establish(answer)
-        source = SealedSource(departure, BlockShape(16 << 10, 4), 2)
+        source = SealedSource(BlockShape(16 << 10, 4), 2)
+        source.start(departure)
         try:
             await target.expect(2, "random", 1, await source.prepare(2, "random", 1))
             taking = asyncio.create_task(target.take(end))

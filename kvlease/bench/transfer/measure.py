@@ -24,6 +24,7 @@ from kvlease.bench.transfer.sending import PlainSource, Source, SourceMaker, ran
 from kvlease.bench.transfer.streams import StreamEnd, copy_s
 from kvlease.bench.transfer.transports import MEMORY, measured_transport
 from transport.contract import Departure
+from transport.errors import TransportError
 
 BARE, VERIFIED = "bare", "verified"
 NUM_BUSY_STREAMS = 8
@@ -36,7 +37,14 @@ class _Link:
     """A connected channel, by the name that both sides know it by."""
 
     name: str
+    departure: Departure
     source: Source
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every slot that was sent has been given back."""
+        seen = self.departure.statistics()
+        return seen.num_credits == seen.num_frames
 
 
 async def measure_transfer(plan: TransferPlan, limits: Limits, advance: Callable[[], None]) -> list[Figure]:
@@ -118,6 +126,7 @@ class _Measurement:
         content = {"block_bytes": shape.num_bytes, "num_layers": shape.num_layers, "sealed": is_sealed}
         sizes = {"slot_bytes": geometry.slot_bytes, "num_slots": geometry.num_slots}
         num_blocks = plan.num_blocks(shape.num_bytes)
+        source = make_source(shape, num_blocks)
         async with AsyncExitStack() as stack:
             opened = await self._other.ask("open", channel=name, num_blocks=num_blocks, **end, **content, **sizes)
             stack.push_async_callback(self._other.ask, "shut", channel=name)
@@ -127,12 +136,12 @@ class _Measurement:
             stack.push_async_callback(departure.close)
             await self._other.ask("establish", channel=name, answer=answer.hex())
             await departure.ready()
-            source = make_source(departure, shape, num_blocks)
+            source.start(departure)
             stack.push_async_callback(source.close)
-            yield _Link(name, source)
+            yield _Link(name, departure, source)
 
-    def _plain_source(self, departure: Departure, shape: BlockShape, _num_blocks: int) -> Source:
-        return PlainSource(departure, shape, self._pool)
+    def _plain_source(self, shape: BlockShape, _num_blocks: int) -> Source:
+        return PlainSource(shape, self._pool)
 
     async def _round(self, shape: BlockShape, links: list[_Link], number: int) -> None:
         seen: list[tuple[str, float, float, dict[str, str]]] = []
@@ -178,10 +187,17 @@ class _Measurement:
         lease = await link.source.prepare(num_blocks, order, seed)
         await self._other.ask("expect", channel=link.name, num_blocks=num_blocks, order=order, seed=seed, lease=lease)
         cpu, started = cpu_s(), time.monotonic()
-        await link.source.send(num_blocks)
+        await self._send(link, num_blocks)
         answer = await self._other.ask("wait", channel=link.name)
         own = 0.0 if self._plan.transport == MEMORY else cpu_s() - cpu  # in one process the other's is ours
         return _number(answer, "finished_at") - started, own + _number(answer, "cpu_s")
+
+    async def _send(self, link: _Link, num_blocks: int) -> None:
+        try:
+            await link.source.send(num_blocks)
+        except TransportError:
+            await self._other.ask("wait", channel=link.name)  # which end broke first knows why, and raises
+            raise
 
     async def _latencies(self, shape: BlockShape, link: _Link) -> None:
         count = self._plan.num_single(shape.num_bytes)
@@ -192,8 +208,10 @@ class _Measurement:
         starts = []
         for _ in range(count):
             await asyncio.sleep(self._limits.pace_s)
+            while not link.is_idle:  # noqa: ASYNC110  a channel has no event for what is asked here
+                await asyncio.sleep(self._limits.pace_s)
             starts.append(time.monotonic())
-            await link.source.send(1)
+            await self._send(link, 1)
         answer = await self._other.ask("wait", channel=link.name, each=True)
         self._note_latencies(link.name, shape, starts, answer["arrivals"])
 

@@ -12,6 +12,7 @@ from random import Random
 from transport.contract import RingGeometry
 
 TOKENS_PER_BLOCK = 16
+MAX_BLOCKS = 1024
 VALUE_BYTES = 4  # float32
 SEAL_BYTES = 256  # of kvlease.kvcache.seal, which a machine without xxhash cannot import; a test compares the two
 ALIGNMENT = 64
@@ -77,8 +78,8 @@ class TransferPlan:
         return BlockShape(block_bytes, self.num_layers)
 
     def num_blocks(self, block_bytes: int) -> int:
-        """Blocks of one transfer."""
-        return self.total_bytes // block_bytes
+        """Blocks of one transfer: as many as `total_bytes` holds, and no more than a prompt that is quickly prepared."""
+        return min(self.total_bytes // block_bytes, MAX_BLOCKS)
 
     def num_single(self, block_bytes: int) -> int:
         """Blocks that are sent one by one: no more than a transfer has."""

@@ -53,8 +53,8 @@ class NoQueue:
 class SealedSource:
     """Prompts of whole blocks, one at a time, through a `DepartureLine`."""
 
-    def __init__(self, departure: Departure, shape: BlockShape, num_blocks: int) -> None:
-        """A pool of `num_blocks`, filled with noise."""
+    def __init__(self, shape: BlockShape, num_blocks: int) -> None:
+        """A pool of `num_blocks`, filled with noise. It takes a while, in which no channel may be open that must show life."""
         layout = layout_of(shape)
         storage = KVStorage(layout, num_blocks, TOKENS_PER_BLOCK)
         for index in range(len(layout.layers)):
@@ -64,9 +64,13 @@ class SealedSource:
         self._kv = KVMemory(BlockPool(num_blocks), self._runner.ledger, storage)
         self._thread = WorkThread("departure")
         self._line = DepartureLine(self._kv, self._thread, Counter())
-        self._sending = asyncio.create_task(self._line.run(departure))
+        self._sending: asyncio.Task[None] | None = None
         self._prompt: Prompt | None = None
         self._num_blocks = 0
+
+    def start(self, departure: Departure) -> None:
+        """Send into this channel from now on."""
+        self._sending = asyncio.create_task(self._line.run(departure))
 
     async def prepare(self, num_blocks: int, order: str, seed: int) -> str:
         """Compute a prompt in a table of this order, and have its lease granted."""
@@ -77,7 +81,8 @@ class SealedSource:
         assert room is not None, "the pool has room for one prompt, and the last one was freed"
         prompt.room = shuffled(room, order, seed)
         prompt.happen(Started(in_one_chunk=False))
-        pass_over(self._runner, room.holder, prompt.room.table, tokens)
+        # In a thread: it takes a while, and open channels must show that they live.
+        await self._thread.run(pass_over, self._runner, room.holder, prompt.room.table, tokens)
         prompt.computed = self._kv.ledger.computed(room.holder, prompt.room.table, len(tokens))
         prompt.happen(papers.grant)
         self._prompt, self._num_blocks = prompt, 0
@@ -97,11 +102,13 @@ class SealedSource:
 
     async def close(self) -> None:
         """End the line and its thread."""
-        self._sending.cancel()
-        await asyncio.wait([self._sending])
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait([self._sending])
         self._thread.close()
 
     async def _manifest(self, prompt: Prompt) -> None:
+        assert self._sending is not None, "it was started"
         reading = asyncio.create_task(self._read_manifest(prompt))
         await asyncio.wait((reading, self._sending), return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():

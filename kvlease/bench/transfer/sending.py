@@ -16,6 +16,9 @@ from transport.contract import Departure
 class Source(Protocol):
     """Blocks for one channel."""
 
+    def start(self, departure: Departure) -> None:
+        """Send into this one. Once, before anything else."""
+
     async def prepare(self, num_blocks: int, order: str, seed: int) -> str:
         """Get so many ready, from places in this order; returns the identities of their lease, in hex."""
 
@@ -26,17 +29,22 @@ class Source(Protocol):
         """Nothing is sent any more."""
 
 
-#: For a channel, blocks of a shape, and so many of them at most.
-SourceMaker = Callable[[Departure, BlockShape, int], Source]
+#: For blocks of a shape, and so many of them at most.
+SourceMaker = Callable[[BlockShape, int], Source]
 
 
 class PlainSource:
     """Copies blocks out of a pool, and neither seals nor looks at them."""
 
-    def __init__(self, departure: Departure, shape: BlockShape, pool: memoryview) -> None:
+    def __init__(self, shape: BlockShape, pool: memoryview) -> None:
         """`pool`: whole blocks."""
-        self._departure, self._num_bytes, self._pool = departure, shape.num_bytes, pool
+        self._num_bytes, self._pool = shape.num_bytes, pool
+        self._departure: Departure | None = None
         self._order: list[int] = []
+
+    def start(self, departure: Departure) -> None:
+        """Send into this channel."""
+        self._departure = departure
 
     async def prepare(self, num_blocks: int, order: str, seed: int) -> str:
         """Only the order matters."""
@@ -46,12 +54,13 @@ class PlainSource:
 
     async def send(self, num_blocks: int) -> None:
         """Reserve, copy, send."""
-        num_bytes = self._num_bytes
+        departure, num_bytes = self._departure, self._num_bytes
+        assert departure is not None, "it was started"
         for _ in range(num_blocks):
-            slot = await self._departure.reserve()
+            slot = await departure.reserve()
             start = self._order.pop() * num_bytes
             slot.memory[:num_bytes] = self._pool[start : start + num_bytes]
-            self._departure.send(slot, num_bytes)
+            departure.send(slot, num_bytes)
 
     async def close(self) -> None:
         """Nothing to end."""
