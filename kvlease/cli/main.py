@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 _SUPERVISED = "--supervised"
+_BENCH = "bench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +37,10 @@ def _run_command(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] == _BENCH:  # it may run where the servers' libraries are not installed
+        from kvlease.cli.bench import run_bench
+
+        return run_bench(arguments[1:])
     from kvlease.cli.limits import Limits
     from kvlease.cli.options import from_process, render
     from kvlease.cli.settings import DOCTOR, SERVE, STATUS

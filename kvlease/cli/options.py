@@ -182,6 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
             ),
             command,
         )
+    commands.add_parser("bench", help="measure a server, a transport or the handoff")  # see kvlease.cli.bench
     return parser
 
 
