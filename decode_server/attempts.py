@@ -106,18 +106,22 @@ class AttemptRun:
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
-        """What happened next; under a lease, standing still for too long is something that happens."""
+        """What happened next; while prefill owes its verdict or blocks, standing still for too long is something that happens.
+
+        A prefill server that works for others, or sends to this one, has not come to this attempt yet; one that does neither never will.
+        """
+        lease = self._attempt.lease
+        owes = lease is not None or self._attempt.state is DecodeState.PROPOSED
         while True:
-            patience = self._limits.stall_s if self._attempt.lease is not None else None
+            seen = self._peer.pair.progress
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(self._limits.stall_s if owes else None):
                     return await self._inbox.get()
             except TimeoutError:
-                computing = self._attempt.state is DecodeState.GRANTED
-                if computing and self._peer.pair.life.still_for_s() < self._limits.stall_s:
+                if self._attempt.state is not DecodeState.CLOSING and self._peer.pair.progress != seen:
                     continue
-                missing = self._attempt.num_blocks - (self._attempt.lease.num_verified if self._attempt.lease else 0)
-                message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
+                missing = f"{lease.num_blocks - lease.num_verified} blocks are" if lease else "the verdict is"
+                message = f"{missing} missing and nothing has moved for {self._limits.stall_s} s"
                 return Ended(aborted(AbortReason.PEER_STALLED, message))
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

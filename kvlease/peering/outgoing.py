@@ -70,6 +70,11 @@ class OutgoingPair:
         """Whether attempts may be opened."""
         return self._channel is not None
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes while prefill computes or sends anything: its pulse, and the frames that arrived."""
+        return self.life.pulse, self._landing.statistics().num_frames if self._landing is not None else 0
+
     def report(self) -> PairReport:
         """For the status."""
         seen = self._landing.statistics() if self._landing is not None else None
