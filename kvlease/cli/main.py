@@ -38,7 +38,7 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _dispatch(arguments: Sequence[str]) -> int:
     from kvlease.cli.limits import Limits
     from kvlease.cli.options import from_process, render
-    from kvlease.cli.settings import SERVE, STATUS
+    from kvlease.cli.settings import HEALTH, PREPARE, SERVE, STATUS
 
     invocation = from_process(arguments)
     if invocation.print_config:
@@ -48,6 +48,16 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from kvlease.cli.status import report_status
 
         sys.stdout.write(report_status(invocation.settings.url, invocation.json, Limits()))
+        return 0
+    if invocation.command == HEALTH:
+        from kvlease.cli.health import report_health
+
+        sys.stdout.write(report_health(invocation.settings, os.environ, Limits()))
+        return 0
+    if invocation.command == PREPARE:
+        from kvlease.cli.preparation import prepare
+
+        print(prepare(invocation.settings, ()))
         return 0
     from kvlease.cli.configs import refuse_unusable
 

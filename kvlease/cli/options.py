@@ -19,7 +19,19 @@ from pydantic_settings import SettingsConfigDict, SettingsError
 
 from kvlease import __version__
 from kvlease.cli.errors import ConfigurationError
-from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, SERVE, STATUS, Settings, option_of, options_of
+from kvlease.cli.settings import (
+    DECODE,
+    ENV_PREFIX,
+    GATEWAY,
+    HEALTH,
+    PREFILL,
+    PREPARE,
+    SERVE,
+    STATUS,
+    Settings,
+    option_of,
+    options_of,
+)
 
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 SECRET_VARIABLE = f"{ENV_PREFIX}SECRET"
@@ -30,6 +42,8 @@ COMMANDS = {
     PREFILL: "run one prefill server",
     DECODE: "run one decode server",
     STATUS: "show every server of a running cluster",
+    HEALTH: "ask the server of this machine, or of this container, whether it is well",
+    PREPARE: "fetch and convert the model, so that servers find it ready",
 }
 
 

@@ -10,11 +10,14 @@ from transport.errors import TransportRefused
 from transport.tcp.transport import TcpTransport
 
 
-def choose_transport(name: str, secret: str, host: str) -> Transport:
-    """The transport for `auto`, `tcp` or `rdma`; `TransportRefused` with what to do instead."""
+def choose_transport(name: str, secret: str, host: str, advertise: str = "") -> Transport:
+    """The transport for `auto`, `tcp` or `rdma`; `TransportRefused` with what to do instead.
+
+    It listens on `host`; peers are told to connect to `advertise`, or to `host` where that is empty.
+    """
     match name:
         case "auto" | "tcp":
-            return TcpTransport(secret, host)
+            return TcpTransport(secret, host, advertise=advertise)
         case "rdma":
             raise TransportRefused("this build has no rdma transport: start with --transport tcp")
         case _:

@@ -29,12 +29,12 @@ DOCUMENT = {"servers": [{"role": "prefill", "address": "127.0.0.1:9001", "blocks
 
 
 @contextmanager
-def gateway(status: int, body: bytes) -> Iterator[str]:
-    """A gateway with one answer to GET /status; yields its URL."""
+def gateway(status: int, body: bytes, path: str = "/status") -> Iterator[str]:
+    """A gateway with one answer to GET `path`; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/status" else 404)
+            self.send_response(status if self.path == path else 404)
             self.end_headers()
             self.wfile.write(body)
 
