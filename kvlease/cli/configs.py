@@ -121,6 +121,11 @@ def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:
     return tuple(keys.items())
 
 
+def first_api_key(settings: Settings) -> str:
+    """A key that the gateway knows; empty where no file of keys is given."""
+    return read_api_keys(settings.api_keys_file)[0][0] if settings.api_keys_file else ""
+
+
 def take_secret(settings: Settings, environ: MutableMapping[str, str], limits: Limits) -> str:
     """The cluster's secret from its file or the environment, which then no longer holds it.
 

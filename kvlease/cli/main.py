@@ -45,9 +45,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
         sys.stdout.write(render(invocation))
         return 0
     if invocation.command == STATUS:
+        from kvlease.cli.configs import first_api_key
         from kvlease.cli.status import report_status
 
-        sys.stdout.write(report_status(invocation.settings.url, invocation.json, Limits()))
+        url, api_key = invocation.settings.url, first_api_key(invocation.settings)
+        sys.stdout.write(report_status(url, invocation.json, Limits(), api_key))
         return 0
     if invocation.command == HEALTH:
         from kvlease.cli.health import report_health

@@ -120,8 +120,8 @@ class Settings(BaseSettings):
         default=None,
         description="port to listen on, 0 for any free one; HTTP is on 8000 by default, prefill and decode on any",
     )
-    api_keys_file: Annotated[Path | None, Option(_FRONTS, _NET, "FILE")] = Field(
-        default=None, description="lines of `key tenant`; without it no key is asked for"
+    api_keys_file: Annotated[Path | None, Option((*_FRONTS, STATUS), _NET, "FILE")] = Field(
+        default=None, description="lines of `key tenant`; without it no key is asked for; `status` uses the first"
     )
     secret_file: Annotated[Path | None, Option((*_ALONE, HEALTH), _NET, "FILE")] = Field(
         default=None, description=f"the cluster's secret, the same for all its servers; or set {ENV_PREFIX}SECRET"
