@@ -79,6 +79,8 @@ _NEEDS = (("dockerd", "docker.io"), ("docker", "docker.io"), ("iptables", "iptab
 
 def _start(state: Path, folder: Path) -> subprocess.Popen[bytes]:
     words = ["dockerd", "--data-root", str(state), "--exec-root", str(folder / "exec")]
+    # Without a driver of layers each step of a build would be a copy of the whole image: then better no engine.
+    words += ["--storage-driver", "overlay2"]
     words += ["--pidfile", str(folder / "pid"), "--host", f"unix://{folder}/socket"]
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
