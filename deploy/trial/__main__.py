@@ -26,7 +26,7 @@ PROMPT, EXPECTED = "The capital of France is", "Paris"
 #: One answer, also while a server is dead: the stall of a lease (2 s), a second attempt, and a busy machine's computing.
 ANSWER_S = 20.0
 #: From the start of the containers to a gateway that can serve, four loads of the model on two cores included.
-READY_S = 240.0
+READY_S = 420.0
 #: From a new container to requests that went through it.
 BACK_S = 120.0
 _HEALTHY_S = 60.0
