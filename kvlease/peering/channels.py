@@ -42,6 +42,10 @@ def _options(context_length: int, limits: Limits) -> _Options:
         # A restarted peer is looked for within the pair's own back-off, not gRPC's.
         ("grpc.initial_reconnect_backoff_ms", int(limits.backoff_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(limits.max_backoff_s * 1000)),
+        # A container comes back at another address: its name is looked up again at each try, not every 30 s, and a try
+        # that nobody answers, not even with a refusal, ends within the time that a pair gets, not within 20 s.
+        ("grpc.dns_min_time_between_resolutions_ms", int(limits.backoff_s * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(limits.connect_s * 1000)),
         ("grpc.so_reuseport", 0),
         ("grpc.use_local_subchannel_pool", 1),
     )

@@ -14,6 +14,8 @@ class Limits:
 
     #: A connection attempt, hello and answer included. Loopback needs milliseconds, a cold peer a second or two.
     pair_s: float = 10.0
+    #: One try at a connection that nobody answers, not even with a refusal: the address of a server that has moved on.
+    connect_s: float = 2.0
     #: Pause before a lost pair is made anew: doubles up to the second value, so a sick peer is not stormed.
     backoff_s: float = 0.1
     max_backoff_s: float = 2.0

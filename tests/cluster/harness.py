@@ -141,6 +141,7 @@ class Shape:
     decode_block_size: int = 16
     chunk_tokens: int = 512
     max_queue: int = 1024
+    advertise: str = ""
     wrap_prefill: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode_runner: Callable[[ModelRunner], ModelRunner] = field(default=lambda runner: runner)
@@ -154,9 +155,14 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
     prefill_runner = load(folder, shape.prefill_blocks, shape.prefill_block_size)
     decode_runner = shape.wrap_decode_runner(load(folder, shape.decode_blocks, shape.decode_block_size))
     prefill_config = PrefillConfig(
-        folder, SECRET, block_size=shape.prefill_block_size, chunk_tokens=shape.chunk_tokens, max_queue=shape.max_queue
+        folder,
+        SECRET,
+        advertise=shape.advertise,
+        block_size=shape.prefill_block_size,
+        chunk_tokens=shape.chunk_tokens,
+        max_queue=shape.max_queue,
     )
-    sending, receiving = TcpTransport(SECRET), TcpTransport(SECRET)
+    sending, receiving = TcpTransport(SECRET, advertise=shape.advertise), TcpTransport(SECRET)
     try:
         async with (
             serving_prefill(prefill_config, prefill_runner, shape.wrap_prefill(sending)) as prefill,
@@ -166,6 +172,7 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
                 folder,
                 SECRET,
                 (prefill_address,),
+                advertise=shape.advertise,
                 block_size=shape.decode_block_size,
                 max_queue=shape.max_queue,
             )
