@@ -17,6 +17,8 @@ GEOMETRY = RingGeometry(64 << 10, 4)
 #: Deaths come late enough that a device's own report of them is seen first where it has one.
 SLOW = Limits(establish_s=10.0, death_s=4.0, probe_s=0.5)
 BOUND_S = 30.0
+#: The guest is emulated, and its host may be busy: bounds on a death are so many times what is promised.
+PATIENCE = 4.0
 
 
 def fill(number: int) -> bytes:
