@@ -39,6 +39,7 @@ from prefill_server.config import PrefillConfig
 from tests.waiting import until
 from transport.contract import Transport
 from transport.memory import MemoryHub, MemoryTransport
+from transport.rdma import DeviceChoice, open_rdma
 from transport.tcp.transport import TcpTransport
 
 SECRET = "a secret of the oracle"
@@ -145,4 +146,10 @@ async def running_pair(loaded: Loaded, setting: Setting, pool_tokens: int) -> As
 
 
 def _transport(setting: Setting, hub: MemoryHub) -> Transport:
-    return MemoryTransport(hub) if setting.transport == "memory" else TcpTransport(SECRET, "127.0.0.1")
+    match setting.transport:
+        case "memory":
+            return MemoryTransport(hub)
+        case "rdma":
+            return open_rdma(DeviceChoice())
+        case _:
+            return TcpTransport(SECRET, "127.0.0.1")

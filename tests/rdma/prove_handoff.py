@@ -19,18 +19,12 @@ from kvlease.handoff.wire import encode_request
 from kvlease.models.tiny import make_tiny_model
 from kvlease.peering.channels import credentials
 from tests.cluster.harness import SECRET, Cluster, Oracle, Shape, cluster, prompt_of, request_of
-from transport.contract import Transport
-from transport.rdma import DeviceChoice, open_rdma
+from tests.rdma.machine import rdma_instead
 
 NUM_CANCELS = int(os.environ.get("CANCELS", "200"))
 NUM_AT_ONCE = 8
 PROMPT_TOKENS = (5, 16, 40, 90)
 MAX_TOKENS = 6
-
-
-def rdma(_: Transport) -> Transport:
-    """Instead of tcp."""
-    return open_rdma(DeviceChoice())
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +71,7 @@ def test_random_cancels_cost_the_others_no_error_and_no_retry(model: Path) -> No
             oracle.text(prompt_of(num_tokens, seed=seed), MAX_TOKENS)
 
     async def test() -> None:
-        async with cluster(model, Shape(wrap_prefill=rdma, wrap_decode=rdma)) as running:
+        async with cluster(model, Shape(wrap_prefill=rdma_instead, wrap_decode=rdma_instead)) as running:
             (pair,) = running.decode.report().pairs
             assert pair.transport == "rdma"
             quota = [NUM_CANCELS]
