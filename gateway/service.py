@@ -20,10 +20,11 @@ from gateway.openai_errors import ApiError, from_verdict, unavailable
 from gateway.preparation import Preparation
 from gateway.routing import Route, Router
 from gateway.text import TextAssembler
-from gateway.told import ToldToken
+from gateway.texts import AnswerTexts, Text
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
+    ChoiceFinished,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -41,20 +42,6 @@ class Ticket:
     request_id: RequestId
     tenant: TenantId
     deadline_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Tokens of one choice arrived, or its end did.
-
-    `text` is what they let a client see, and may be empty; `told` is of tokens whose text was shown by now; with a `reason` the choice ends.
-    """
-
-    text: str
-    num_tokens: int
-    told: tuple[ToldToken, ...] = ()
-    index: int = 0
-    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,12 @@ class Service:
 
     async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
-        text = TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
+        texts = AnswerTexts(
+            [
+                TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
+                for _ in range(job.num_choices)
+            ]
+        )
         tried: list[str] = []
         failure = self._no_server()
         while len(tried) < self._limits.max_attempts:
@@ -121,7 +113,7 @@ class Service:
             tried.append(route.decode)
             verdict: Aborted | None = None
             with self.router.occupy(route.decode):
-                async with aclosing(self._attempt(route.decode, request, text)) as events:
+                async with aclosing(self._attempt(route.decode, request, texts)) as events:
                     async for event in events:
                         if isinstance(event, Aborted):
                             verdict = event
@@ -131,31 +123,23 @@ class Service:
                 return
             self._learn(route.decode, verdict)
             failure = from_verdict(verdict, self._limits.retry_after_s)
-            if text.num_tokens or not verdict.retryable:
+            if texts.num_tokens or not verdict.retryable:
                 break
         yield Failed(failure)
 
     async def _attempt(
-        self, address: str, request: GenerationRequest, text: TextAssembler
+        self, address: str, request: GenerationRequest, texts: AnswerTexts
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
-        num_prompt = len(request.prompt_token_ids)
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
                 match event:
-                    case TokensGenerated(token_ids, logprobs):
-                        piece = text.push(token_ids, logprobs)
-                        reason = FinishReason.STOP if text.is_stopped else None
-                        yield Text(piece, len(token_ids), text.told(), reason=reason)
-                        if reason is not None:
-                            yield Done(Usage(num_prompt, text.num_tokens), reason)
+                    case TokensGenerated() | ChoiceFinished() | Finished():
+                        for news in texts.take(event):
+                            yield news
+                        if texts.is_done:
+                            yield Done(Usage(len(request.prompt_token_ids), texts.num_tokens), texts.reason)
                             return
-                    case Finished(reason, _, num_generated):
-                        tail = text.finish()
-                        final = FinishReason.STOP if text.is_stopped else reason
-                        yield Text(tail, 0, text.told(), reason=final)
-                        yield Done(Usage(num_prompt, num_generated), final)
-                        return
                     case Rejected():
                         yield Failed(from_verdict(event, self._limits.retry_after_s))
                         return
@@ -179,6 +163,7 @@ class Service:
             end_token_ids=job.end_token_ids,
             remaining_s=remaining_s,
             prefill_candidates=route.prefill_candidates,
+            num_choices=job.num_choices,
         )
 
     def _learn(self, address: str, verdict: Aborted) -> None:

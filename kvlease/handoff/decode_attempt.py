@@ -26,7 +26,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.tables import DecodeEvent, DecodeState, decode_is_over, decode_move
 from kvlease.handoff.verdicts import aborted
-from kvlease.sampling.tokens import TokenLogprobs
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,16 @@ class SendUp:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The prompt's blocks are all here and verified; generation starts with this token."""
+    """The prompt's blocks are all here and verified; generation starts with this token, and these for further choices."""
 
     first_token_id: int
     logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
 Outcome = Committed | Complete | Rejected | Aborted
@@ -111,6 +117,7 @@ class DecodeAttempt:
     state: DecodeState = DecodeState.PROPOSED
     lease: Lease | None = None
     commit: Commit | None = None
+    num_choices: int = 1
 
     @property
     def is_over(self) -> bool:
@@ -148,7 +155,7 @@ def _step(attempt: DecodeAttempt, happening: DecodeHappening) -> Step:  # noqa: 
         case Commit():
             return _commit(attempt, happening)
         case Complete():
-            return _moved(attempt, DecodeEvent.COMPLETE), (Conclude(happening),)
+            return _complete(attempt, happening)
         case Aborted():
             return _end(attempt, happening)
         case Ended(cause):
@@ -169,10 +176,22 @@ def _grant(attempt: DecodeAttempt, room: RoomReserved) -> Step:
     return granted, (OpenLease(lease), SendUp(room.grant))
 
 
+def _complete(attempt: DecodeAttempt, complete: Complete) -> Step:
+    completed = _moved(attempt, DecodeEvent.COMPLETE)
+    wrong = _wrong_choices(attempt, complete)
+    outcome = complete if wrong is None else aborted(AbortReason.MANIFEST_MISMATCH, wrong)
+    return completed, (Conclude(outcome),)
+
+
+def _wrong_choices(attempt: DecodeAttempt, end: Commit | Complete) -> str | None:
+    found = len(end.first_tokens)
+    return None if found == attempt.num_choices else f"{found} first tokens came for {attempt.num_choices} choices"
+
+
 def _commit(attempt: DecodeAttempt, commit: Commit) -> Step:
     closing = replace(_moved(attempt, DecodeEvent.COMMIT), commit=commit)
     assert closing.lease is not None, "a commit is legal only after the grant"
-    wrong = closing.lease.disagreement(commit)
+    wrong = closing.lease.disagreement(commit) or _wrong_choices(attempt, commit)
     if wrong is not None:
         return _end(closing, aborted(AbortReason.MANIFEST_MISMATCH, wrong))
     return _close_if_whole(closing)
@@ -182,5 +201,6 @@ def _close_if_whole(attempt: DecodeAttempt) -> Step:
     assert attempt.lease is not None, "blocks land only after the grant"
     if attempt.commit is None or not attempt.lease.is_whole:
         return attempt, ()
-    committed = Committed(attempt.commit.first_token_id, attempt.commit.logprobs)
+    commit = attempt.commit
+    committed = Committed(commit.first_token_id, commit.logprobs, commit.further)
     return _moved(attempt, DecodeEvent.WHOLE), (SendUp(Receipt(attempt.num_blocks)), Conclude(committed))

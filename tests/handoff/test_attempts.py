@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,7 @@ from kvlease.handoff.prefill_attempt import (
 )
 from kvlease.handoff.tables import DecodeState, PrefillState
 from kvlease.handoff.verdicts import aborted, rejected
+from kvlease.sampling.tokens import DrawnToken
 from tests.handoff.joined import BLOCK_SIZE, END_TOKEN, EPOCH, GRANT, Joined, proposal
 
 CANCEL = aborted(AbortReason.CANCELLED, "the client left")
@@ -174,6 +177,37 @@ def test_a_manifest_that_disagrees_never_commits(commit: Commit, words: str) -> 
     attempt, actions = decode_step(granted(), commit)
     assert actions == (Conclude(aborted(AbortReason.MANIFEST_MISMATCH, words)),)
     assert attempt.is_over
+
+
+@pytest.mark.parametrize("tokens", [(END_TOKEN, END_TOKEN), (END_TOKEN, 42), (42, END_TOKEN), (42, 43)])
+def test_choices_are_complete_at_once_only_if_all_of_them_are(tokens: tuple[int, int]) -> None:
+    further = (DrawnToken(tokens[1]),)
+    attempt = PrefillAttempt.of(proposal(10), BLOCK_SIZE)
+    said = []
+    for happening in (Judged(Admitted(0)), Started(in_one_chunk=True), ChunkComputed(10, tokens[0], None, further)):
+        attempt, actions = prefill_step(attempt, happening)
+        said += [action.message for action in actions if isinstance(action, SendDown)]
+    if tokens == (END_TOKEN, END_TOKEN):
+        assert said[-1] == Complete(END_TOKEN, FinishReason.STOP, None, further)
+    else:
+        assert said[-1] == Ready()
+
+
+@pytest.mark.parametrize("num_first", [1, 2, 4])
+def test_decode_takes_as_many_first_tokens_as_it_asked_for(num_first: int) -> None:
+    further = tuple(DrawnToken(50 + n) for n in range(num_first - 1))
+    attempt = replace(granted(), num_choices=2)
+    _, actions = decode_step(attempt, Commit(3, 10, 42, None, further))
+    waiting, _ = decode_step(DecodeAttempt(10, 3, num_choices=2), Admitted(0))
+    _, ends = decode_step(waiting, Complete(42, FinishReason.LENGTH, None, further))
+    if num_first == 2:
+        assert actions == ()
+        assert ends == (Conclude(Complete(42, FinishReason.LENGTH, None, further)),)
+    else:
+        for action in (*actions, *ends):
+            assert isinstance(action, Conclude) and isinstance(action.outcome, Aborted)
+            assert action.outcome.reason is AbortReason.MANIFEST_MISMATCH
+            assert f"{num_first} first tokens" in action.outcome.message
 
 
 def test_a_grant_of_another_epoch_is_refused() -> None:

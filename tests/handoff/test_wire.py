@@ -14,6 +14,7 @@ from kvlease.handoff.messages import (
     Admitted,
     AttemptDown,
     AttemptUp,
+    ChoiceFinished,
     Commit,
     Complete,
     FinishReason,
@@ -34,18 +35,19 @@ from kvlease.handoff.wire import (
     encode_up,
 )
 from kvlease.sampling.params import SamplingParams
-from kvlease.sampling.tokens import TokenLogprobs
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 from kvlease.v1 import kvlease_pb2 as pb
 from tests.handoff.joined import GRANT, proposal
 
 numbers = st.integers(0, 2**31 - 1)
 logprobs = st.floats(-100, 0, width=32)
 told = st.builds(TokenLogprobs, logprobs, st.lists(st.tuples(numbers, logprobs), max_size=20).map(tuple))
+further = st.lists(st.builds(DrawnToken, numbers, st.none() | told), max_size=3).map(tuple)
 downs: st.SearchStrategy[AttemptDown] = st.one_of(
     st.builds(Admitted, numbers),
     st.just(Ready()),
-    st.builds(Commit, numbers, numbers, numbers, st.none() | told),
-    st.builds(Complete, numbers, st.sampled_from(FinishReason), st.none() | told),
+    st.builds(Commit, numbers, numbers, numbers, st.none() | told, further),
+    st.builds(Complete, numbers, st.sampled_from(FinishReason), st.none() | told, further),
     st.builds(rejected, st.sampled_from(RejectReason), st.text(), st.text()),
     st.builds(aborted, st.sampled_from(AbortReason), st.text()),
 )
@@ -64,7 +66,9 @@ samplings = st.builds(
     logit_bias=st.dictionaries(numbers, st.floats(-100, 100), max_size=5).map(lambda bias: tuple(bias.items())),
 )
 ups: st.SearchStrategy[AttemptUp] = st.one_of(
-    st.just(GRANT), st.builds(Receipt, numbers), st.builds(proposal, st.integers(1, 50), st.integers(1, 50), samplings)
+    st.just(GRANT),
+    st.builds(Receipt, numbers),
+    st.builds(proposal, st.integers(1, 50), st.integers(1, 50), samplings, num_choices=st.integers(1, 16)),
 )
 
 
@@ -78,9 +82,25 @@ def test_what_decode_says_arrives_as_it_was(message: AttemptUp) -> None:
     assert decode_up(pb.AttemptUp.FromString(encode_up(message).SerializeToString())) == message
 
 
-@given(st.lists(st.tuples(numbers, told), max_size=4), st.booleans())
-def test_tokens_arrive_with_what_is_told_of_them(tokens: list[tuple[int, TokenLogprobs]], is_told: bool) -> None:
-    event = TokensGenerated(tuple(token for token, _ in tokens), tuple(each for _, each in tokens) if is_told else ())
+@given(numbers, st.sampled_from(FinishReason), numbers)
+def test_the_end_of_a_choice_arrives_as_it_was(choice: int, reason: FinishReason, num_generated: int) -> None:
+    event = ChoiceFinished(choice, reason, num_generated)
+    assert decode_event(pb.GenerateEvent.FromString(encode_event(event).SerializeToString())) == event
+
+
+def test_too_many_choices_are_a_wire_error() -> None:
+    message = encode_up(proposal())
+    message.propose.num_choices = 17
+    with pytest.raises(WireError, match="17 choices"):
+        decode_up(message)
+
+
+@given(st.lists(st.tuples(numbers, told), max_size=4), st.booleans(), numbers)
+def test_tokens_arrive_with_what_is_told_of_them(
+    tokens: list[tuple[int, TokenLogprobs]], is_told: bool, choice: int
+) -> None:
+    told_of = tuple(each for _, each in tokens) if is_told else ()
+    event = TokensGenerated(tuple(token for token, _ in tokens), told_of, choice)
     assert decode_event(pb.GenerateEvent.FromString(encode_event(event).SerializeToString())) == event
 
 
