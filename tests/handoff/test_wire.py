@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlease.handoff.limits import Limits
 from kvlease.handoff.messages import (
     AbortReason,
     Admitted,
@@ -34,6 +36,8 @@ from kvlease.handoff.wire import (
     encode_event,
     encode_up,
 )
+from kvlease.peering.limits import Limits as ChannelLimits
+from kvlease.sampling.limits import Limits as SamplingLimits
 from kvlease.sampling.params import SamplingParams
 from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 from kvlease.v1 import kvlease_pb2 as pb
@@ -86,6 +90,17 @@ def test_what_decode_says_arrives_as_it_was(message: AttemptUp) -> None:
 def test_the_end_of_a_choice_arrives_as_it_was(choice: int, reason: FinishReason, num_generated: int) -> None:
     event = ChoiceFinished(choice, reason, num_generated)
     assert decode_event(pb.GenerateEvent.FromString(encode_event(event).SerializeToString())) == event
+
+
+def test_the_largest_wishes_fit_beside_a_prompt_in_one_message() -> None:
+    bias = tuple((2**32 - 1 - token_id, -99.9) for token_id in range(SamplingLimits().max_logit_bias))
+    ends = frozenset(range(2**32 - Limits().max_end_tokens, 2**32))
+    full = SamplingParams(1.9, 0.9, 2**31, 2**64 - 1, logit_bias=bias, top_logprobs=20)
+    asked = replace(proposal(sampling=full, num_choices=16), end_token_ids=ends)
+    assert encode_up(asked).ByteSize() < ChannelLimits().message_bytes // 2
+    most = DrawnToken(2**32 - 1, TokenLogprobs(-1.5, tuple((2**32 - 1 - n, -2.5) for n in range(20))))
+    commit = Commit(2**31, 2**31, 7, most.logprobs, (most,) * (Limits().max_choices - 1))
+    assert encode_down(commit).ByteSize() < ChannelLimits().message_bytes // 2
 
 
 def test_too_many_choices_are_a_wire_error() -> None:
