@@ -142,19 +142,9 @@ class DecodeService:
         )
         self.num_waiting += 1
         try:
-            return self._checked(await AttemptRun(proposal, peer, self._memory, self._thread).run())
+            return await AttemptRun(proposal, peer, self._memory, self._thread, self._identity.vocab_size).run()
         finally:
             self.num_waiting -= 1
-
-    def _checked(self, end: AttemptEnd) -> AttemptEnd:
-        """A first token that the model has not would break the pass of everybody: it ends this attempt alone."""
-        first = end.first if isinstance(end, Arrived) else end.first_tokens if isinstance(end, Complete) else ()
-        beyond = [drawn.token_id for drawn in first if drawn.token_id >= self._identity.vocab_size]
-        if not beyond:
-            return end
-        for room in end.rooms if isinstance(end, Arrived) else ():
-            self._memory.kv.free(room)
-        return aborted(AbortReason.PROTOCOL_ERROR, f"prefill drew token {beyond[0]}, which the model has not")
 
     async def _complete(self, request: GenerationRequest, end: Complete, emit: Emit) -> Terminal:
         for choice, drawn in enumerate(end.first_tokens):

@@ -6,6 +6,7 @@ Never: touches the event loop; it runs in a tokenizing thread, and is a pure fun
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from gateway.limits import Limits
 from gateway.model import ServedModel
 from gateway.openai_errors import ApiError, echo, invalid, too_long
 from gateway.schema import NEUTRAL_CHAT, NEUTRAL_COMPLETION, ChatBody, CompletionBody, parse_object, validated
+from kvlease.models.chat_content import RenderedChat
 from kvlease.models.errors import RequestInvalid
 from kvlease.sampling.params import SamplingParams
 
@@ -68,10 +70,11 @@ def parse_completion(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
     """POST /v1/completions."""
     body = validated(parse_object(data), CompletionBody, NEUTRAL_COMPLETION)
     _check_shared(body, model, bounds)
+    text = body.prompt
     prompt = (
-        _tokenized(body.prompt, True, model, bounds, "prompt")
-        if isinstance(body.prompt, str)
-        else _checked_ids(body.prompt, model)
+        _tokenized(text, lambda: model.codec.encode(text, True), model, bounds, "prompt")
+        if isinstance(text, str)
+        else _checked_ids(text, model)
     )
     default = COMPLETION_DEFAULT_TOKENS
     max_tokens = _output_length(body.max_tokens, default, prompt, bounds, ("prompt", "max_tokens"))
@@ -86,7 +89,8 @@ def parse_chat(data: bytes, model: ServedModel, bounds: Bounds) -> Job:
         _refuse(invalid("Give max_completion_tokens or max_tokens, not both.", "max_tokens"))
     if body.top_logprobs and not body.logprobs:
         _refuse(invalid("'top_logprobs' needs 'logprobs': true.", "top_logprobs"))
-    prompt = _tokenized(_rendered(body, model), False, model, bounds, "messages")
+    chat = _rendered(body, model)
+    prompt = _tokenized(chat.text, lambda: model.codec.encode_chat(chat), model, bounds, "messages")
     param = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     wanted = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     max_tokens = _output_length(wanted, bounds.default_max_tokens, prompt, bounds, ("messages", param))
@@ -115,24 +119,27 @@ def _check_shared(body: CompletionBody | ChatBody, model: ServedModel, bounds: B
         _refuse(invalid(f"'stop_token_ids': ids are 0 to {model.vocab_size - 1}.", "stop_token_ids"))
 
 
-def _rendered(body: ChatBody, model: ServedModel) -> str:
+def _rendered(body: ChatBody, model: ServedModel) -> RenderedChat:
     if model.template is None:
         message = f"'{model.name}' has no chat template; use /v1/completions."
         raise RequestRefused(invalid(message, "messages", "no_chat_template"))
     try:
-        return model.template.render([message.for_template() for message in body.messages])
+        messages = [message.for_template() for message in body.messages]
+        return model.template.render_apart(messages, model.codec.control_texts)
     except RequestInvalid as failure:
         message = f"The model's chat template does not take these messages: {failure}"
         raise RequestRefused(invalid(message, "messages", failure.code)) from None
 
 
-def _tokenized(text: str, adds_special: bool, model: ServedModel, bounds: Bounds, param: str) -> tuple[int, ...]:
+def _tokenized(
+    text: str, encode: Callable[[], list[int]], model: ServedModel, bounds: Bounds, param: str
+) -> tuple[int, ...]:
     if len(text.encode()) >= bounds.max_model_len:
         at_least = model.bound.min_tokens(text)
         if at_least >= bounds.max_model_len:
             _refuse(_far_too_long(at_least, bounds.max_model_len, param))
     try:
-        token_ids = tuple(model.codec.encode(text, adds_special))
+        token_ids = tuple(encode())
     except RequestInvalid as failure:
         raise RequestRefused(invalid(str(failure), param, failure.code)) from None
     if not token_ids:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.text import Detokenizer
 from gateway.text_bounds import NO_BOUND, TextBound
+from kvlease.models.chat_content import RenderedChat
 
 
 class Codec(Protocol):
@@ -18,6 +19,15 @@ class Codec(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
+        ...
+
+    @property
+    def control_texts(self) -> Sequence[str]:
+        """How the control tokens are written."""
+        ...
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """The token ids of a rendered chat; what a message says is never a control token. Raises RequestInvalid."""
         ...
 
     def detokenizer(self) -> Detokenizer:
@@ -30,10 +40,10 @@ class Codec(Protocol):
 
 
 class Template(Protocol):
-    """Turns messages into one prompt; raises TemplateFailed."""
+    """Turns messages into one prompt; raises RequestInvalid."""
 
-    def render(self, messages: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
-        """The prompt's text, special tokens written out."""
+    def render_apart(self, messages: list[dict[str, object]], control_texts: Sequence[str]) -> RenderedChat:
+        """The prompt's text, and which control tokens in it are the template's own."""
         ...
 
 

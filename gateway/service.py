@@ -6,12 +6,14 @@ Never: speaks HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from gateway.answers import Usage
 from gateway.cluster import Cluster
+from gateway.decode_claims import Expected
 from gateway.decode_client import DecodeClient
 from gateway.jobs import Bounds, Job, Parser
 from gateway.limits import Limits
@@ -33,6 +35,7 @@ from kvlease.handoff.messages import (
     TenantId,
     TokensGenerated,
 )
+from kvlease.handoff.verdicts import aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,20 @@ class Service:
         self, address: str, request: GenerationRequest, texts: AnswerTexts
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
+        expected = Expected.of(request, self.model.vocab_size)
+        num_heard: Counter[int] = Counter()  # tokens of each choice, those behind a stop string too
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
                 match event:
                     case TokensGenerated() | ChoiceFinished() | Finished():
+                        num_before = num_heard.total() if isinstance(event, Finished) else num_heard[event.choice]
+                        wrong = expected.contradiction(event, num_before)
+                        if wrong is not None:
+                            message = f"decode server {address} contradicts itself: {wrong}"
+                            yield aborted(AbortReason.PROTOCOL_ERROR, message)
+                            return
+                        if isinstance(event, TokensGenerated):
+                            num_heard[event.choice] += len(event.token_ids)
                         for news in texts.take(event):
                             yield news
                         if texts.is_done:

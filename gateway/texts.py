@@ -53,7 +53,7 @@ class AnswerTexts:
         return sum(self._num_generated.get(index, count) for index, count in counts)
 
     def take(self, event: TokensGenerated | ChoiceFinished | Finished) -> Iterator[Text]:
-        """What the event shows. A choice that nobody asked for is a fault of the decode server and shows nothing."""
+        """What the event, of a choice that was asked for, shows; nothing if the choice has ended."""
         match event:
             case TokensGenerated(token_ids, logprobs, index) if self._runs(index):
                 text = self._assemblers[index]
@@ -69,7 +69,7 @@ class AnswerTexts:
                 pass
 
     def _runs(self, index: int) -> bool:
-        return index < len(self._assemblers) and index not in self._reasons
+        return index not in self._reasons
 
     def _ended(self, index: int, reason: FinishReason, num_generated: int) -> Text:
         text = self._assemblers[index]

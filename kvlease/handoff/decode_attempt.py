@@ -19,6 +19,7 @@ from kvlease.handoff.messages import (
     AttemptUp,
     Commit,
     Complete,
+    FinishReason,
     Grant,
     Ready,
     Receipt,
@@ -95,6 +96,37 @@ class Committed:
         return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What decode knows itself of the first token: the vocabulary, how many tokens are wanted, and which ones end the text."""
+
+    vocab_size: int
+    max_tokens: int
+    end_token_ids: frozenset[int]
+
+    def disagreement(self, said: Commit | Complete) -> str | None:
+        """What prefill gets wrong, or None."""
+        token_id = said.first_token_id
+        for drawn in said.first_tokens:
+            if not 0 <= drawn.token_id < self.vocab_size:
+                return f"the first token is {drawn.token_id}, the vocabulary has {self.vocab_size}"
+        if isinstance(said, Commit):
+            return None
+        reason = self._reason_to_end(said)
+        if said.reason is not reason:
+            return (
+                f"prefill ends the text at token {token_id} with {said.reason}, decode finds {reason or 'no reason to'}"
+            )
+        return None
+
+    def _reason_to_end(self, complete: Complete) -> FinishReason | None:
+        """The first choice's, if all choices end here."""
+        ends = [drawn.token_id in self.end_token_ids for drawn in complete.first_tokens]
+        if self.max_tokens == 1:
+            return FinishReason.STOP if ends[0] else FinishReason.LENGTH
+        return FinishReason.STOP if all(ends) else None
+
+
 Outcome = Committed | Complete | Rejected | Aborted
 
 
@@ -118,6 +150,7 @@ class DecodeAttempt:
     lease: Lease | None = None
     commit: Commit | None = None
     num_choices: int = 1
+    first_token: FirstToken | None = None  # None: no text follows, as when only the handoff itself is looked at
 
     @property
     def is_over(self) -> bool:
@@ -176,25 +209,27 @@ def _grant(attempt: DecodeAttempt, room: RoomReserved) -> Step:
     return granted, (OpenLease(lease), SendUp(room.grant))
 
 
-def _complete(attempt: DecodeAttempt, complete: Complete) -> Step:
-    completed = _moved(attempt, DecodeEvent.COMPLETE)
-    wrong = _wrong_choices(attempt, complete)
-    outcome = complete if wrong is None else aborted(AbortReason.MANIFEST_MISMATCH, wrong)
-    return completed, (Conclude(outcome),)
-
-
-def _wrong_choices(attempt: DecodeAttempt, end: Commit | Complete) -> str | None:
-    found = len(end.first_tokens)
-    return None if found == attempt.num_choices else f"{found} first tokens came for {attempt.num_choices} choices"
-
-
 def _commit(attempt: DecodeAttempt, commit: Commit) -> Step:
     closing = replace(_moved(attempt, DecodeEvent.COMMIT), commit=commit)
     assert closing.lease is not None, "a commit is legal only after the grant"
-    wrong = closing.lease.disagreement(commit) or _wrong_choices(attempt, commit)
+    wrong = closing.lease.disagreement(commit) or _wrong_tokens(attempt, commit)
     if wrong is not None:
         return _end(closing, aborted(AbortReason.MANIFEST_MISMATCH, wrong))
     return _close_if_whole(closing)
+
+
+def _complete(attempt: DecodeAttempt, complete: Complete) -> Step:
+    wrong = _wrong_tokens(attempt, complete)
+    if wrong is not None:
+        return _end(attempt, aborted(AbortReason.MANIFEST_MISMATCH, wrong))
+    return _moved(attempt, DecodeEvent.COMPLETE), (Conclude(complete),)
+
+
+def _wrong_tokens(attempt: DecodeAttempt, said: Commit | Complete) -> str | None:
+    found = len(said.first_tokens)
+    if found != attempt.num_choices:
+        return f"{found} first tokens came for {attempt.num_choices} choices"
+    return None if attempt.first_token is None else attempt.first_token.disagreement(said)
 
 
 def _close_if_whole(attempt: DecodeAttempt) -> Step:

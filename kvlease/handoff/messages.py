@@ -35,6 +35,11 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+def _check_error_status(http_status: int) -> None:
+    if not 400 <= http_status < 600:
+        raise ValueError(f"an error's HTTP status is 400 to 599, got {http_status}")
+
+
 def _check_wishes(asked: GenerationRequest | Proposal) -> None:
     if asked.sampling.min_tokens > asked.max_tokens:
         raise ValueError(f"min_tokens {asked.sampling.min_tokens} is more than max_tokens {asked.max_tokens}")
@@ -135,6 +140,10 @@ class Rejected:
     http_status: int
     param: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
+
 
 class AbortReason(StrEnum):
     """Why something that had been admitted ended without its text."""
@@ -160,6 +169,10 @@ class Aborted:
     code: str
     http_status: int
     retryable: bool
+
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
 
 
 GenerationEvent = TokensGenerated | ChoiceFinished | Finished | Rejected | Aborted

@@ -42,6 +42,7 @@ from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 from kvlease.v1 import kvlease_pb2 as pb
 
 Decoded = TypeVar("Decoded")
+_MAX_QUOTED_CHARS = 200
 
 
 class WireError(ValueError):
@@ -52,7 +53,12 @@ def _checked(name: str, make: Callable[[], Decoded]) -> Decoded:
     try:
         return make()
     except ValueError as error:
-        raise WireError(f"{name}: {error}") from error
+        raise WireError(f"{name}: {_short(str(error))}") from error
+
+
+def _short(text: str) -> str:
+    """What is wrong may quote what the peer sent, and that may be long."""
+    return text if len(text) <= _MAX_QUOTED_CHARS else text[:_MAX_QUOTED_CHARS] + "…"
 
 
 def to_milliseconds(seconds: float) -> int:
@@ -171,8 +177,10 @@ def encode_event(event: GenerationEvent) -> pb.GenerateEvent:
             return pb.GenerateEvent(aborted=encode_aborted(event))
 
 
-def decode_event(message: pb.GenerateEvent) -> GenerationEvent:
-    """At the gateway."""
+def decode_event(message: pb.GenerateEvent | None) -> GenerationEvent:
+    """At the gateway. gRPC gives None for bytes that are no message."""
+    if message is None:
+        raise WireError("GenerateEvent: the bytes are no message")
     match message.WhichOneof("event"):
         case "tokens":
             return _checked("Tokens", lambda: _decode_tokens(message.tokens))
@@ -283,8 +291,10 @@ def encode_down(message: AttemptDown) -> pb.AttemptDown:
             return pb.AttemptDown(aborted=encode_aborted(message))
 
 
-def decode_down(message: pb.AttemptDown) -> AttemptDown:
-    """At decode."""
+def decode_down(message: pb.AttemptDown | None) -> AttemptDown:
+    """At decode. gRPC gives None for bytes that are no message."""
+    if message is None:
+        raise WireError("AttemptDown: the bytes are no message")
     match message.WhichOneof("message"):
         case "admitted":
             return Admitted(message.admitted.num_queued)

@@ -905,6 +905,7 @@ class ServerStatus(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     address: _builtins.str
     incarnation: _builtins.bytes
@@ -920,6 +921,8 @@ class ServerStatus(_message.Message):
     num_running: _builtins.int
     max_model_len: _builtins.int
     """what fits; 0 while no pair can serve"""
+    transport: _builtins.str
+    """which carries the blocks, and how it was chosen"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairStatus]: ...
     @_builtins.property
@@ -943,10 +946,11 @@ class ServerStatus(_message.Message):
         max_model_len: _builtins.int = ...,
         pairs: _abc.Iterable[Global___PairStatus] | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "blocks_filling", b"blocks_filling", "blocks_free", b"blocks_free", "blocks_readable", b"blocks_readable", "blocks_reserved", b"blocks_reserved", "blocks_total", b"blocks_total", "counters", b"counters", "dtype", b"dtype", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "num_queued", b"num_queued", "num_running", b"num_running", "pairs", b"pairs", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "blocks_filling", b"blocks_filling", "blocks_free", b"blocks_free", "blocks_readable", b"blocks_readable", "blocks_reserved", b"blocks_reserved", "blocks_total", b"blocks_total", "counters", b"counters", "dtype", b"dtype", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "num_queued", b"num_queued", "num_running", b"num_running", "pairs", b"pairs", "role", b"role", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -995,3 +999,57 @@ class PairStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PairStatus: _TypeAlias = PairStatus  # noqa: Y015
+
+@_typing.final
+class SendBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    SLOT_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_SLOTS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    slot_bytes: _builtins.int
+    num_slots: _builtins.int
+    num_blocks: _builtins.int
+    offer: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        slot_bytes: _builtins.int = ...,
+        num_slots: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        offer: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "num_slots", b"num_slots", "offer", b"offer", "slot_bytes", b"slot_bytes", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBlocksRequest: _TypeAlias = SendBlocksRequest  # noqa: Y015
+
+@_typing.final
+class SendBlocksReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    answer: _builtins.bytes
+    refusal: _builtins.str
+    """not empty: why there is no answer"""
+    def __init__(
+        self,
+        *,
+        answer: _builtins.bytes = ...,
+        refusal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBlocksReply: _TypeAlias = SendBlocksReply  # noqa: Y015

@@ -176,7 +176,7 @@ def test_a_first_token_that_the_model_has_not_ends_its_request_alone(model: Path
         async with cluster(model, Shape(in_front=lying(spoil))) as running:
             (end,) = await running.events(request_of(prompt_of(40), 8))
             assert isinstance(end, Aborted)
-            assert end.reason is AbortReason.PROTOCOL_ERROR
+            assert end.reason is AbortReason.MANIFEST_MISMATCH
             assert await running.text(request_of(prompt_of(40), 8)) == oracle.text(prompt_of(40), 8)
             await running.until_pools_are_full()
 

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.decode_claims import Expected
 from kvlease.handoff.messages import (
     ChoiceFinished,
     Finished,
@@ -48,9 +49,17 @@ def client_of(running: Running) -> openai.AsyncOpenAI:
 
 
 @on_loop
-@pytest.mark.parametrize("stranger", [None, 3, 10**6])
-async def test_openais_client_reads_all_choices(tiny: Path, tokenizer: Tokenizer, stranger: int | None) -> None:
+@pytest.mark.parametrize("stranger", [3, 10**6])
+async def test_a_choice_that_nobody_asked_for_is_an_error(tiny: Path, tokenizer: Tokenizer, stranger: int) -> None:
     async with serving(tiny, telling(tokenizer, TEXTS, stranger)) as running:
+        answer = await running.complete(n=3)
+    assert answer.status_code == 502
+    assert f"choice {stranger}" in answer.json()["error"]["message"]
+
+
+@on_loop
+async def test_openais_client_reads_all_choices(tiny: Path, tokenizer: Tokenizer) -> None:
+    async with serving(tiny, telling(tokenizer, TEXTS)) as running:
         answer = await client_of(running).chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "hi"}], n=3
         )
@@ -111,3 +120,29 @@ async def test_an_end_before_all_choices_have_theirs_is_an_error(tiny: Path) -> 
     async with serving(tiny, FakeDecode(decode_facts(), script=script)) as running:
         answer = await running.complete(n=2)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "stream_ended_early")
+
+
+LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("event", "num_before", "is_wrong"),
+    [
+        (TokensGenerated((1, 2), choice=1), 2, False),
+        (TokensGenerated((1, 2), choice=1), 3, True),
+        (TokensGenerated((1,), choice=2), 0, True),
+        (TokensGenerated((10,), choice=1), 0, True),
+        (ChoiceFinished(1, LENGTH, 4), 4, False),
+        (ChoiceFinished(1, LENGTH, 3), 3, True),
+        (ChoiceFinished(1, STOP, 3), 2, False),
+        (ChoiceFinished(1, STOP, 4), 2, True),
+        (ChoiceFinished(2, STOP, 1), 0, True),
+        (Finished(STOP, 3, 7), 6, False),
+        (Finished(STOP, 4, 7), 6, True),
+    ],
+)
+def test_what_a_decode_server_says_of_a_choice_must_add_up(
+    event: TokensGenerated | ChoiceFinished | Finished, num_before: int, is_wrong: bool
+) -> None:
+    expected = Expected(vocab_size=10, num_prompt=3, max_tokens=4, num_choices=2)
+    assert (expected.contradiction(event, num_before) is not None) == is_wrong

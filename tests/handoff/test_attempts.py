@@ -16,6 +16,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     RoomReserved,
     SendUp,
     decode_step,
@@ -313,3 +314,25 @@ def test_a_cancel_behind_the_manifest_frees_nothing_again() -> None:
     both.happen_at_prefill(EndedHere(CANCEL))
     assert both.prefill.state is PrefillState.ABORTED
     assert both.num_frees == 1
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "tokens", "reason", "is_right"),
+    [
+        (5, (END_TOKEN, END_TOKEN), FinishReason.STOP, True),
+        (5, (END_TOKEN, 42), FinishReason.STOP, False),
+        (1, (END_TOKEN, 42), FinishReason.STOP, True),
+        (1, (42, END_TOKEN), FinishReason.LENGTH, True),
+        (1, (42, END_TOKEN), FinishReason.STOP, False),
+        (1, (42, 100), FinishReason.LENGTH, False),
+    ],
+)
+def test_decode_finds_for_itself_whether_all_choices_are_complete(
+    max_tokens: int, tokens: tuple[int, int], reason: FinishReason, is_right: bool
+) -> None:
+    first = FirstToken(100, max_tokens, frozenset({END_TOKEN}))
+    waiting, _ = decode_step(DecodeAttempt(10, 3, num_choices=2, first_token=first), Admitted(0))
+    complete = Complete(tokens[0], reason, None, (DrawnToken(tokens[1]),))
+    _, (conclusion,) = decode_step(waiting, complete)
+    assert isinstance(conclusion, Conclude)
+    assert isinstance(conclusion.outcome, Complete if is_right else Aborted)
