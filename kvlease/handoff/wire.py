@@ -91,7 +91,7 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
         seed=message.seed,
         min_tokens=message.min_tokens,
         min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=tuple((bias.token_id, bias.value) for bias in message.logit_bias),

@@ -45,7 +45,7 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """0 is off"""
     repetition_penalty: _builtins.float
-    """1 is off"""
+    """1 is off, and so is 0"""
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     top_logprobs: _builtins.int

@@ -103,6 +103,13 @@ def test_the_largest_wishes_fit_beside_a_prompt_in_one_message() -> None:
     assert encode_down(commit).ByteSize() < ChannelLimits().message_bytes // 2
 
 
+def test_what_a_message_leaves_out_asks_for_nothing() -> None:
+    message = encode_up(proposal())
+    message.propose.sampling.CopyFrom(pb.Sampling(top_p=1.0))
+    message.propose.ClearField("num_choices")
+    assert decode_up(message) == proposal()
+
+
 def test_too_many_choices_are_a_wire_error() -> None:
     message = encode_up(proposal())
     message.propose.num_choices = 17
