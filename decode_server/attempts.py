@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from decode_server.landing import Berth
-from decode_server.memory import DecodeMemory
+from decode_server.memory import DecodeMemory, Rooms
 from decode_server.peers import Peer
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.decode_attempt import (
@@ -35,9 +35,8 @@ from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.handoff.wire import WireError
 from kvlease.kvcache.landing import Expectation
-from kvlease.kvcache.memory import Room
 from kvlease.kvcache.seal import chain_hashes
-from kvlease.kvcache.sizing import blocks_for
+from kvlease.kvcache.sizing import blocks_for, choice_blocks
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
@@ -48,10 +47,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The prompt's KV is here, verified, in this room, which is the caller's now."""
+    """The prompt's KV is here, verified, in the first of these rooms, which are the caller's now. First tokens and rooms: one a choice."""
 
-    room: Room
-    first: DrawnToken
+    rooms: Rooms
+    first: tuple[DrawnToken, ...]
 
 
 AttemptEnd = Arrived | Complete | Rejected | Aborted
@@ -66,11 +65,12 @@ class AttemptRun:
         """Nothing is held or sent before `run`."""
         num_tokens = len(proposal.prompt_token_ids)
         self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
+        num_blocks = blocks_for(num_tokens, memory.kv.block_size)
         first = FirstToken(vocab_size, proposal.max_tokens, proposal.end_token_ids)
-        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size), first_token=first)
+        self._attempt = DecodeAttempt(num_tokens, num_blocks, num_choices=proposal.num_choices, first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
-        self._room: Room | None = None
+        self._rooms: Rooms = ()
         self._lease: Lease | None = None
 
     def post(self, happening: DecodeHappening) -> None:
@@ -89,7 +89,7 @@ class AttemptRun:
             return outcome
         finally:
             self._peer.pair.standing.discard(self)
-            self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
+            self._withdraw(stream, tasks, keep_rooms=isinstance(outcome, Arrived))
 
     async def _drive(self, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> AttemptEnd:
         while True:
@@ -101,8 +101,8 @@ class AttemptRun:
 
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
-            assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._room, DrawnToken(action.outcome.first_token_id, action.outcome.logprobs))
+            assert self._rooms, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._rooms, action.outcome.first_tokens)
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
@@ -164,17 +164,19 @@ class AttemptRun:
     async def _find_room(self) -> None:
         proposal, kv = self._proposal, self._memory.kv
         num_tokens = len(proposal.prompt_token_ids)
-        self._room = await self._memory.hold(blocks_for(num_tokens + proposal.max_tokens, kv.block_size))
-        kv.pin((self._room,))
+        sizes = choice_blocks(num_tokens, proposal.max_tokens, proposal.num_choices, kv.block_size)
+        self._rooms = await self._memory.hold(sizes)
+        first = self._rooms[0]
+        kv.pin((first,))
         try:
             # The blocks before are wholly overwritten by what lands; these are written slot by slot.
-            await self._thread.run(kv.scrub, self._room, num_tokens // kv.block_size)
+            await self._thread.run(kv.scrub, first, num_tokens // kv.block_size)
         finally:
-            kv.unpin((self._room,))
-        self.post(RoomReserved(draw_grant(proposal.epoch), self._room.holder))
+            kv.unpin((first,))
+        self.post(RoomReserved(draw_grant(proposal.epoch), first.holder))
 
     def _open(self, lease: Lease) -> None:
-        assert self._room is not None, "the lease is opened for the room that was reserved"
+        assert self._rooms, "the lease is opened for the room that was reserved"
         proposal, block_size = self._proposal, self._memory.kv.block_size
         expectation = Expectation(
             lease.grant.lease_id,
@@ -184,18 +186,18 @@ class AttemptRun:
             lease.num_tokens,
             block_size,
         )
-        self._peer.dock.open(lease, Berth(self._room, expectation, self))
+        self._peer.dock.open(lease, Berth(self._rooms[0], expectation, self))
         self._lease = lease
 
-    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
+    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_rooms: bool) -> None:
         """The lease first: no block can land any more; then the room, at once; then everybody else.
 
         Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
         """
         if self._lease is not None:
             self._peer.dock.end(self._lease.grant.lease_id)
-        if self._room is not None and not keep_room:
-            self._memory.kv.free(self._room)
+        for room in () if keep_rooms else self._rooms:
+            self._memory.kv.free(room)
         for task in tasks:
             task.cancel()
         stream.cancel()

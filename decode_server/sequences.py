@@ -6,6 +6,7 @@ Never: builds a step on a context that the ledger has not proven for that very s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvlease.engine.batch import Draw, SequenceStep
@@ -13,9 +14,8 @@ from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
-    Finished,
+    ChoiceFinished,
     FinishReason,
-    GenerationEvent,
     GenerationRequest,
     TokensGenerated,
 )
@@ -23,64 +23,78 @@ from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.errors import UnprovenSlot
 from kvlease.kvcache.ledger import SlotLedger
 from kvlease.kvcache.memory import Room
+from kvlease.sampling.params import SamplingParams
 from kvlease.sampling.tokens import DrawnToken
+
+SequenceEvent = TokensGenerated | ChoiceFinished | Aborted
+Events = asyncio.Queue[SequenceEvent]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One text in the making. The last of `token_ids` is not in the KV memory yet: the next step puts it there."""
+    """One text in the making, of one choice. The last of `generated` is not in the KV memory yet: the next step puts it there."""
 
     request: GenerationRequest
     room: Room
-    token_ids: list[int]
+    choice: int
+    events: Events  # of all choices of the request
+    sampling: SamplingParams
     past: PastTokens | None = None  # where a penalty asks for it
-    events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
+    generated: list[int] = field(default_factory=list)
     is_over: bool = False
 
     @classmethod
-    def begin(cls, request: GenerationRequest, room: Room) -> Sequence:
-        """The prompt is in the room, and nothing is generated."""
-        prompt = request.prompt_token_ids
-        past = PastTokens(PromptTokens(prompt)) if request.sampling.penalises else None
-        return cls(request, room, list(prompt), past)
+    def begin(cls, request: GenerationRequest, rooms: Iterable[Room], events: Events) -> list[Sequence]:
+        """The texts of all choices. The prompt is in each room, and nothing is generated."""
+        sampling, prompt = request.sampling, PromptTokens(request.prompt_token_ids)
+        return [
+            cls(
+                request,
+                room,
+                choice,
+                events,
+                sampling.for_choice(choice),
+                PastTokens(prompt) if sampling.penalises else None,
+            )
+            for choice, room in enumerate(rooms)
+        ]
 
     @property
     def num_generated(self) -> int:
         """Tokens drawn so far, an end token included."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.generated)
 
     def take(self, drawn: DrawnToken) -> bool:
         """A token was drawn: tell the client. Whether it ends the text."""
         assert not self.is_over, "an ended text gets no further token"
         token_id = drawn.token_id
-        self.token_ids.append(token_id)
+        self.generated.append(token_id)
         if self.past is not None:
             self.past.add(token_id)
         if token_id in self.request.end_token_ids:
             self.end(self._finished(FinishReason.STOP))
             return True
-        self.events.put_nowait(TokensGenerated.of(drawn))
+        self.events.put_nowait(TokensGenerated.of(drawn, self.choice))
         if self.num_generated < self.request.max_tokens:
             return False
         self.end(self._finished(FinishReason.LENGTH))
         return True
 
-    def end(self, event: Finished | Aborted) -> None:
-        """The one terminal event."""
+    def end(self, event: ChoiceFinished | Aborted) -> None:
+        """The last event of this text."""
         if not self.is_over:
             self.is_over = True
             self.events.put_nowait(event)
 
     def step(self, ledger: SlotLedger) -> SequenceStep:
         """The next step. Raises `UnprovenSlot` if anything before the last token is not proven for this sequence."""
-        request = self.request
-        context = ledger.readable(self.room.holder, self.room.table, len(self.token_ids) - 1)
-        banned = request.sampling.banned(request.end_token_ids, self.num_generated)
-        draw = Draw(request.sampling, banned, self.past)
-        return SequenceStep(context, (self.token_ids[-1],), (draw,))
+        num_known = len(self.request.prompt_token_ids) + self.num_generated - 1
+        context = ledger.readable(self.room.holder, self.room.table, num_known)
+        banned = self.sampling.banned(self.request.end_token_ids, self.num_generated)
+        return SequenceStep(context, (self.generated[-1],), (Draw(self.sampling, banned, self.past),))
 
-    def _finished(self, reason: FinishReason) -> Finished:
-        return Finished(reason, len(self.request.prompt_token_ids), self.num_generated)
+    def _finished(self, reason: FinishReason) -> ChoiceFinished:
+        return ChoiceFinished(self.choice, reason, self.num_generated)
 
 
 class RunningBatch:

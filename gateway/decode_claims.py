@@ -10,33 +10,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlease.handoff.messages import Finished, FinishReason, GenerationRequest, TokensGenerated
+from kvlease.handoff.messages import ChoiceFinished, Finished, FinishReason, GenerationRequest, TokensGenerated
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the gateway asked for. Counts are tokens."""
+    """What the gateway asked for. Counts are tokens, `max_tokens` those of one choice."""
 
     vocab_size: int
     num_prompt: int
     max_tokens: int
+    num_choices: int = 1
 
     @classmethod
     def of(cls, request: GenerationRequest, vocab_size: int) -> Expected:
         """By a model of so many token ids."""
-        return cls(vocab_size, len(request.prompt_token_ids), request.max_tokens)
+        return cls(vocab_size, len(request.prompt_token_ids), request.max_tokens, request.num_choices)
 
-    def contradiction(self, event: TokensGenerated | Finished, num_before: int) -> str | None:
-        """What is wrong with an event that follows `num_before` tokens, or None."""
+    def contradiction(self, event: TokensGenerated | ChoiceFinished | Finished, num_before: int) -> str | None:
+        """What is wrong with an event that follows `num_before` tokens (of its choice; of all for Finished), or None."""
+        if isinstance(event, Finished):
+            if event.num_prompt_tokens != self.num_prompt:
+                return f"it finished a prompt of {event.num_prompt_tokens} tokens, {self.num_prompt} were sent"
+            # Each of several choices has said for itself why it ended, and how many tokens it has.
+            return self._wrong_end(event, num_before) if self.num_choices == 1 else None
+        if event.choice >= self.num_choices:
+            return f"it spoke of choice {event.choice}, {self.num_choices} were asked for"
         if isinstance(event, TokensGenerated):
             return self._wrong_tokens(event.token_ids, num_before)
-        if event.num_prompt_tokens != self.num_prompt:
-            return f"it finished a prompt of {event.num_prompt_tokens} tokens, {self.num_prompt} were sent"
+        return self._wrong_end(event, num_before)
+
+    def _wrong_end(self, end: ChoiceFinished | Finished, num_before: int) -> str | None:
         # The end token is counted, and is not among the tokens.
-        most = num_before + 1 if event.reason is FinishReason.STOP else num_before
-        if not num_before <= event.num_generated_tokens <= min(most, self.max_tokens):
-            return f"it counted {event.num_generated_tokens} tokens, {num_before} came of {self.max_tokens}"
-        if event.reason is FinishReason.LENGTH and num_before < self.max_tokens:
+        most = num_before + 1 if end.reason is FinishReason.STOP else num_before
+        if not num_before <= end.num_generated_tokens <= min(most, self.max_tokens):
+            return f"it counted {end.num_generated_tokens} tokens, {num_before} came of {self.max_tokens}"
+        if end.reason is FinishReason.LENGTH and num_before < self.max_tokens:
             return f"it ended at its length after {num_before} tokens of {self.max_tokens}"
         return None
 

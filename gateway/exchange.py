@@ -23,9 +23,10 @@ from gateway.jobs import Job, Parser
 from gateway.journal import CLIENT_LEFT_STATUS, Journal, RequestRecord
 from gateway.limits import Limits
 from gateway.openai_errors import ApiError, unavailable
-from gateway.service import Done, Failed, Service, Text, TextEvent, Ticket
+from gateway.service import Done, Failed, Service, TextEvent, Ticket
 from gateway.streaming import Reply
 from gateway.tenants import Tenants
+from gateway.texts import Text
 from gateway.writing import Form, StreamWriter, WholeWriter, Writer
 from kvlease.handoff.messages import RequestId, TenantId
 
@@ -204,7 +205,7 @@ class Exchange:
     async def _write(self, job: Job, events: AsyncIterator[TextEvent]) -> None:
         model, head = self._shared.service.model, self._head()
         form = Form(self._api.shape, head, model.codec, job.tells_logprobs, job.includes_usage)
-        writer: Writer = (StreamWriter if job.is_stream else WholeWriter)(self._reply, form, 1)
+        writer: Writer = (StreamWriter if job.is_stream else WholeWriter)(self._reply, form, job.num_choices)
         async for event in events:
             match event:
                 case Text():

@@ -36,6 +36,7 @@ class Job:
     stops: tuple[str, ...]
     is_stream: bool
     includes_usage: bool
+    num_choices: int = 1
 
     @property
     def tells_logprobs(self) -> bool:
@@ -214,4 +215,5 @@ def _job(body: CompletionBody | ChatBody, model: ServedModel, prompt: tuple[int,
         stops=body.stop,
         is_stream=bool(body.stream),
         includes_usage=options is not None and bool(options.include_usage),
+        num_choices=body.n or 1,
     )

@@ -25,12 +25,14 @@ from pydantic_core import PydanticCustomError, from_json
 
 from gateway.errors import RequestRefused
 from gateway.openai_errors import ApiError, echo, invalid
-from kvlease.sampling.limits import Limits
+from kvlease.handoff.limits import Limits as HandoffLimits
+from kvlease.sampling.limits import Limits as SamplingLimits
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 _TOKEN_IDS = TypeAdapter(list[StrictInt])
 
-_SAMPLING = Limits()
+_SAMPLING = SamplingLimits()
+_HANDOFF = HandoffLimits()
 
 MAX_TOKENS_BOUND = 2**31
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -130,6 +132,7 @@ class _GenerationBody(BaseModel):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=MAX_TOKENS_BOUND)] | None = None
+    n: Annotated[int, Field(ge=1, le=_HANDOFF.max_choices)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -188,17 +191,12 @@ class ChatBody(_GenerationBody):
 
 
 #: Documented parameters that are not built, each with the values that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (None, 1),
-}
 NEUTRAL_COMPLETION: Mapping[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
 }
 NEUTRAL_CHAT: Mapping[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),

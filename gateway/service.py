@@ -6,6 +6,7 @@ Never: speaks HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from gateway.openai_errors import ApiError, from_verdict, unavailable
 from gateway.preparation import Preparation
 from gateway.routing import Route, Router
 from gateway.text import TextAssembler
-from gateway.told import ToldToken
+from gateway.texts import AnswerTexts, Text
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
+    ChoiceFinished,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -43,20 +45,6 @@ class Ticket:
     request_id: RequestId
     tenant: TenantId
     deadline_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Tokens of one choice arrived, or its end did.
-
-    `text` is what they let a client see, and may be empty; `told` is of tokens whose text was shown by now; with a `reason` the choice ends.
-    """
-
-    text: str
-    num_tokens: int
-    told: tuple[ToldToken, ...] = ()
-    index: int = 0
-    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +99,12 @@ class Service:
 
     async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
-        text = TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
+        texts = AnswerTexts(
+            [
+                TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
+                for _ in range(job.num_choices)
+            ]
+        )
         tried: list[str] = []
         failure = self._no_server()
         while len(tried) < self._limits.max_attempts:
@@ -123,7 +116,7 @@ class Service:
             tried.append(route.decode)
             verdict: Aborted | None = None
             with self.router.occupy(route.decode):
-                async with aclosing(self._attempt(route.decode, request, text)) as events:
+                async with aclosing(self._attempt(route.decode, request, texts)) as events:
                     async for event in events:
                         if isinstance(event, Aborted):
                             verdict = event
@@ -133,39 +126,33 @@ class Service:
                 return
             self._learn(route.decode, verdict)
             failure = from_verdict(verdict, self._limits.retry_after_s)
-            if text.num_tokens or not verdict.retryable:
+            if texts.num_tokens or not verdict.retryable:
                 break
         yield Failed(failure)
 
     async def _attempt(
-        self, address: str, request: GenerationRequest, text: TextAssembler
+        self, address: str, request: GenerationRequest, texts: AnswerTexts
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
-        num_prompt = len(request.prompt_token_ids)
         expected = Expected.of(request, self.model.vocab_size)
+        num_heard: Counter[int] = Counter()  # tokens of each choice, those behind a stop string too
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
-                if isinstance(event, TokensGenerated | Finished):
-                    wrong = expected.contradiction(event, text.num_tokens)
-                    if wrong is not None:
-                        yield aborted(
-                            AbortReason.PROTOCOL_ERROR, f"decode server {address} contradicts itself: {wrong}"
-                        )
-                        return
                 match event:
-                    case TokensGenerated(token_ids, logprobs):
-                        piece = text.push(token_ids, logprobs)
-                        reason = FinishReason.STOP if text.is_stopped else None
-                        yield Text(piece, len(token_ids), text.told(), reason=reason)
-                        if reason is not None:
-                            yield Done(Usage(num_prompt, text.num_tokens), reason)
+                    case TokensGenerated() | ChoiceFinished() | Finished():
+                        num_before = num_heard.total() if isinstance(event, Finished) else num_heard[event.choice]
+                        wrong = expected.contradiction(event, num_before)
+                        if wrong is not None:
+                            message = f"decode server {address} contradicts itself: {wrong}"
+                            yield aborted(AbortReason.PROTOCOL_ERROR, message)
                             return
-                    case Finished(reason, _, num_generated):
-                        tail = text.finish()
-                        final = FinishReason.STOP if text.is_stopped else reason
-                        yield Text(tail, 0, text.told(), reason=final)
-                        yield Done(Usage(num_prompt, num_generated), final)
-                        return
+                        if isinstance(event, TokensGenerated):
+                            num_heard[event.choice] += len(event.token_ids)
+                        for news in texts.take(event):
+                            yield news
+                        if texts.is_done:
+                            yield Done(Usage(len(request.prompt_token_ids), texts.num_tokens), texts.reason)
+                            return
                     case Rejected():
                         yield Failed(from_verdict(event, self._limits.retry_after_s))
                         return
@@ -189,6 +176,7 @@ class Service:
             end_token_ids=job.end_token_ids,
             remaining_s=remaining_s,
             prefill_candidates=route.prefill_candidates,
+            num_choices=job.num_choices,
         )
 
     def _learn(self, address: str, verdict: Aborted) -> None:

@@ -62,10 +62,11 @@ class Prompt:
 
     @property
     def draws(self) -> tuple[Draw, ...]:
-        """How the first token is drawn."""
+        """How the first token of each choice is drawn."""
         proposal, sampling = self.proposal, self.proposal.sampling
         past = PastTokens(PromptTokens(proposal.prompt_token_ids)) if sampling.penalises else None
-        return (Draw(sampling, sampling.banned(proposal.end_token_ids, 0), past),)
+        banned = sampling.banned(proposal.end_token_ids, 0)
+        return tuple(Draw(sampling.for_choice(index), banned, past) for index in range(proposal.num_choices))
 
     def _perform(self, action: PrefillAction) -> None:
         match action:

@@ -63,8 +63,8 @@ class ComputeLoop:
             return
         prompt.computed = self.kv.ledger.computed(chunk.room.holder, chunk.room.table, chunk.end)
         if result:
-            (first,) = result  # the prompt's last chunk wants one token
-            prompt.happen(ChunkComputed(chunk.end, first.token_id, first.logprobs))
+            first, *further = result  # of the prompt's last chunk, one for each choice
+            prompt.happen(ChunkComputed(chunk.end, first.token_id, first.logprobs, tuple(further)))
         else:
             prompt.happen(ChunkComputed(chunk.end, None))
         self.queue.computed(prompt)

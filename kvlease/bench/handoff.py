@@ -180,7 +180,8 @@ class _Attempts:
         seen, over, end = await self._run(num_tokens)
         if not isinstance(end, Arrived):
             raise BenchFailed(f"a handoff ended as {end}")
-        self._decode.memory.kv.free(end.room)
+        for room in end.rooms:
+            self._decode.memory.kv.free(room)
         return {
             "verdict": seen[Admitted] - seen[Proposal],
             "ready": seen[Ready] - seen[Admitted],

@@ -32,7 +32,7 @@ _MANTISSA_BITS = 53
 def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[DrawnToken | None]:
     """One token for each row of `logits` [n, vocabulary]; `positions` are those of the drawn tokens.
 
-    None for a row that has no token: its logits are not finite, or nothing may be drawn from it.
+    None for a row that has no token: its logits are not finite, by the model or by a penalty on them, or nothing may be drawn from it.
     """
     assert logits.ndim == 2, f"logits have rows and a vocabulary, got {tuple(logits.shape)}"
     assert logits.shape[0] == len(draws) == len(positions), "one draw and one position a row"
@@ -42,7 +42,7 @@ def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) 
     finite = rows.isfinite().all(-1).tolist()
     wanted = shaped(rows, draws)
     highest, ids = wanted.max(-1)
-    has_token = [is_finite and best > -math.inf for is_finite, best in zip(finite, highest.tolist(), strict=True)]
+    has_token = [is_finite and math.isfinite(best) for is_finite, best in zip(finite, highest.tolist(), strict=True)]
     best = ids.tolist()
     tokens = [
         None

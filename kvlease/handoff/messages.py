@@ -40,16 +40,18 @@ def _check_error_status(http_status: int) -> None:
         raise ValueError(f"an error's HTTP status is 400 to 599, got {http_status}")
 
 
-def _check_ends(sampling: SamplingParams, max_tokens: int, end_token_ids: frozenset[int]) -> None:
-    if sampling.min_tokens > max_tokens:
-        raise ValueError(f"min_tokens {sampling.min_tokens} is more than max_tokens {max_tokens}")
-    if len(end_token_ids) > _LIMITS.max_end_tokens:
-        raise ValueError(f"{len(end_token_ids)} end tokens, at most {_LIMITS.max_end_tokens}")
+def _check_wishes(asked: GenerationRequest | Proposal) -> None:
+    if asked.sampling.min_tokens > asked.max_tokens:
+        raise ValueError(f"min_tokens {asked.sampling.min_tokens} is more than max_tokens {asked.max_tokens}")
+    if len(asked.end_token_ids) > _LIMITS.max_end_tokens:
+        raise ValueError(f"{len(asked.end_token_ids)} end tokens, at most {_LIMITS.max_end_tokens}")
+    if not 1 <= asked.num_choices <= _LIMITS.max_choices:
+        raise ValueError(f"{asked.num_choices} choices, 1 to {_LIMITS.max_choices} can be asked for")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One text to be generated, as the gateway hands it to decode.
+    """One text to be generated, or several of one prompt (`num_choices`), as the gateway hands it to decode.
 
     `remaining_s` is the time left until the deadline at the moment of sending; `prefill_candidates` are addresses, best first.
     """
@@ -62,6 +64,7 @@ class GenerationRequest:
     end_token_ids: frozenset[int]
     remaining_s: float
     prefill_candidates: tuple[str, ...]
+    num_choices: int = 1
 
     def __post_init__(self) -> None:
         """Refuse an empty prompt and a request for nothing."""
@@ -73,15 +76,16 @@ class GenerationRequest:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.remaining_s) and self.remaining_s > 0):
             raise ValueError(f"the deadline has passed ({self.remaining_s} s left)")
-        _check_ends(self.sampling, self.max_tokens, self.end_token_ids)
+        _check_wishes(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New tokens, in order, and what is told of each, if that was asked for."""
+    """New tokens of one choice, in order, and what is told of each, if that was asked for."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
 
     def __post_init__(self) -> None:
         """Refuse to tell of some tokens only."""
@@ -89,14 +93,23 @@ class TokensGenerated:
             raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} of them told of")
 
     @classmethod
-    def of(cls, drawn: DrawnToken) -> TokensGenerated:
+    def of(cls, drawn: DrawnToken, choice: int) -> TokensGenerated:
         """One token."""
-        return cls((drawn.token_id,), () if drawn.logprobs is None else (drawn.logprobs,))
+        return cls((drawn.token_id,), () if drawn.logprobs is None else (drawn.logprobs,), choice)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One text of several is complete; the request is not, until `Finished`. Counts as there."""
+
+    choice: int
+    reason: FinishReason
+    num_generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The text is complete. The end token, if one was drawn, is counted but was not among the tokens."""
+    """All texts are complete; `reason` is the first one's. End tokens that were drawn are counted but were not among the tokens."""
 
     reason: FinishReason
     num_prompt_tokens: int
@@ -162,7 +175,7 @@ class Aborted:
         _check_error_status(self.http_status)
 
 
-GenerationEvent = TokensGenerated | Finished | Rejected | Aborted
+GenerationEvent = TokensGenerated | ChoiceFinished | Finished | Rejected | Aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +193,13 @@ class Proposal:
     decode_incarnation: Incarnation
     epoch: Epoch
     fingerprint: bytes
+    num_choices: int = 1
 
     def __post_init__(self) -> None:
         """Refuse an empty prompt and a request for nothing."""
         if not self.prompt_token_ids or self.max_tokens < 1:
             raise ValueError("a proposal needs prompt tokens and max_tokens of at least 1")
-        _check_ends(self.sampling, self.max_tokens, self.end_token_ids)
+        _check_wishes(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +239,27 @@ class Commit:
     num_tokens: int
     first_token_id: int
     logprobs: TokenLogprobs | None = None  # of the first token
+    further: tuple[DrawnToken, ...] = ()  # the first tokens of the other choices
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The first token ended the text or was all that was asked for: nothing to transfer."""
+    """The first token of every choice ended its text or was all that was asked for: nothing to transfer. `reason`: of the first choice."""
 
     first_token_id: int
     reason: FinishReason
     logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
 @dataclass(frozen=True, slots=True)

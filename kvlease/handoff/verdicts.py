@@ -22,6 +22,7 @@ from kvlease.handoff.messages import (
     RejectReason,
     Verdict,
 )
+from kvlease.kvcache.sizing import choice_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class DecodeFacts:
     num_queued: int
     max_queue: int
     draining: bool
+    block_size: int = 1  # several texts of one prompt share whole blocks only
 
 
 def judge_prompt(proposal: Proposal, facts: PrefillFacts) -> Verdict:
@@ -131,7 +133,16 @@ def judge_request(request: GenerationRequest, facts: DecodeFacts) -> Rejected | 
     if num_tokens + request.max_tokens > limit:
         message = f"{num_tokens} prompt tokens and max_tokens {request.max_tokens} exceed the {limit} that fit"
         return rejected(RejectReason.OUTPUT_TOO_LONG, message, "max_tokens")
-    return _judge_tokens(request, facts.vocab_size) or _judge_load(facts)
+    return _judge_choices(request, facts) or _judge_tokens(request, facts.vocab_size) or _judge_load(facts)
+
+
+def _judge_choices(request: GenerationRequest, facts: DecodeFacts) -> Rejected | None:
+    sizes = choice_blocks(len(request.prompt_token_ids), request.max_tokens, request.num_choices, facts.block_size)
+    num_tokens = sum(sizes) * facts.block_size
+    if request.num_choices == 1 or num_tokens <= facts.pool_tokens:
+        return None
+    message = f"{request.num_choices} choices need {num_tokens} tokens of KV memory, the decode server has {facts.pool_tokens}"
+    return rejected(RejectReason.OUTPUT_TOO_LONG, message, "n")
 
 
 def _judge_tokens(asked: GenerationRequest | Proposal, vocab_size: int) -> Rejected | None:

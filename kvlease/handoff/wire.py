@@ -16,6 +16,7 @@ from kvlease.handoff.messages import (
     Admitted,
     AttemptDown,
     AttemptUp,
+    ChoiceFinished,
     Commit,
     Complete,
     Epoch,
@@ -37,7 +38,7 @@ from kvlease.handoff.messages import (
     TokensGenerated,
 )
 from kvlease.sampling.params import SamplingParams
-from kvlease.sampling.tokens import TokenLogprobs
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 from kvlease.v1 import kvlease_pb2 as pb
 
 Decoded = TypeVar("Decoded")
@@ -90,7 +91,7 @@ def _decode_sampling(message: pb.Sampling) -> SamplingParams:
         seed=message.seed,
         min_tokens=message.min_tokens,
         min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=tuple((bias.token_id, bias.value) for bias in message.logit_bias),
@@ -107,6 +108,22 @@ def _decode_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True)))
 
 
+def _encode_maybe(told: TokenLogprobs | None) -> pb.TokenLogprobs | None:
+    return None if told is None else _encode_logprobs(told)
+
+
+def _decode_maybe(message: pb.Commit | pb.Complete | pb.DrawnToken) -> TokenLogprobs | None:
+    return _decode_logprobs(message.logprobs) if message.HasField("logprobs") else None
+
+
+def _encode_drawn(drawn: DrawnToken) -> pb.DrawnToken:
+    return pb.DrawnToken(token_id=drawn.token_id, logprobs=_encode_maybe(drawn.logprobs))
+
+
+def _decode_drawn(message: pb.DrawnToken) -> DrawnToken:
+    return DrawnToken(message.token_id, _decode_maybe(message))
+
+
 def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
     """Gateway to decode."""
     return pb.GenerateRequest(
@@ -118,6 +135,7 @@ def encode_request(request: GenerationRequest) -> pb.GenerateRequest:
         end_token_ids=sorted(request.end_token_ids),
         remaining_ms=to_milliseconds(request.remaining_s),
         prefill_candidates=request.prefill_candidates,
+        num_choices=request.num_choices,
     )
 
 
@@ -134,6 +152,7 @@ def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
             frozenset(message.end_token_ids),
             message.remaining_ms / 1000,
             tuple(message.prefill_candidates),
+            message.num_choices or 1,
         ),
     )
 
@@ -141,9 +160,12 @@ def decode_request(message: pb.GenerateRequest) -> GenerationRequest:
 def encode_event(event: GenerationEvent) -> pb.GenerateEvent:
     """Decode to gateway."""
     match event:
-        case TokensGenerated(token_ids, logprobs):
-            tokens = pb.Tokens(token_ids=token_ids, logprobs=map(_encode_logprobs, logprobs))
+        case TokensGenerated(token_ids, logprobs, choice):
+            tokens = pb.Tokens(token_ids=token_ids, logprobs=map(_encode_logprobs, logprobs), choice=choice)
             return pb.GenerateEvent(tokens=tokens)
+        case ChoiceFinished(choice, reason, num_generated_tokens):
+            ended = pb.ChoiceFinished(choice=choice, reason=reason, num_generated_tokens=num_generated_tokens)
+            return pb.GenerateEvent(choice_finished=ended)
         case Finished(reason, num_prompt_tokens, num_generated_tokens):
             finished = pb.Finished(
                 reason=reason, num_prompt_tokens=num_prompt_tokens, num_generated_tokens=num_generated_tokens
@@ -162,6 +184,8 @@ def decode_event(message: pb.GenerateEvent | None) -> GenerationEvent:
     match message.WhichOneof("event"):
         case "tokens":
             return _checked("Tokens", lambda: _decode_tokens(message.tokens))
+        case "choice_finished":
+            return _checked("ChoiceFinished", lambda: _decode_choice_finished(message.choice_finished))
         case "finished":
             return _checked("Finished", lambda: _decode_finished(message.finished))
         case "rejected":
@@ -173,7 +197,11 @@ def decode_event(message: pb.GenerateEvent | None) -> GenerationEvent:
 
 
 def _decode_tokens(message: pb.Tokens) -> TokensGenerated:
-    return TokensGenerated(tuple(message.token_ids), tuple(map(_decode_logprobs, message.logprobs)))
+    return TokensGenerated(tuple(message.token_ids), tuple(map(_decode_logprobs, message.logprobs)), message.choice)
+
+
+def _decode_choice_finished(message: pb.ChoiceFinished) -> ChoiceFinished:
+    return ChoiceFinished(message.choice, FinishReason(message.reason), message.num_generated_tokens)
 
 
 def _decode_finished(message: pb.Finished) -> Finished:
@@ -289,26 +317,28 @@ def _encode_commit(commit: Commit) -> pb.Commit:
         num_blocks=commit.num_blocks,
         num_tokens=commit.num_tokens,
         first_token_id=commit.first_token_id,
-        logprobs=None if commit.logprobs is None else _encode_logprobs(commit.logprobs),
+        logprobs=_encode_maybe(commit.logprobs),
+        further=map(_encode_drawn, commit.further),
     )
 
 
 def _decode_commit(message: pb.Commit) -> Commit:
-    logprobs = _decode_logprobs(message.logprobs) if message.HasField("logprobs") else None
-    return Commit(message.num_blocks, message.num_tokens, message.first_token_id, logprobs)
+    first = _decode_maybe(message), tuple(map(_decode_drawn, message.further))
+    return Commit(message.num_blocks, message.num_tokens, message.first_token_id, *first)
 
 
 def _encode_complete(complete: Complete) -> pb.Complete:
     return pb.Complete(
         first_token_id=complete.first_token_id,
         reason=complete.reason,
-        logprobs=None if complete.logprobs is None else _encode_logprobs(complete.logprobs),
+        logprobs=_encode_maybe(complete.logprobs),
+        further=map(_encode_drawn, complete.further),
     )
 
 
 def _decode_complete(message: pb.Complete) -> Complete:
-    logprobs = _decode_logprobs(message.logprobs) if message.HasField("logprobs") else None
-    return Complete(message.first_token_id, FinishReason(message.reason), logprobs)
+    first = _decode_maybe(message), tuple(map(_decode_drawn, message.further))
+    return Complete(message.first_token_id, FinishReason(message.reason), *first)
 
 
 def _encode_proposal(proposal: Proposal) -> pb.Propose:
@@ -324,6 +354,7 @@ def _encode_proposal(proposal: Proposal) -> pb.Propose:
         decode_incarnation=proposal.decode_incarnation,
         epoch=proposal.epoch,
         fingerprint=proposal.fingerprint,
+        num_choices=proposal.num_choices,
     )
 
 
@@ -340,6 +371,7 @@ def _decode_proposal(message: pb.Propose) -> Proposal:
         Incarnation(message.decode_incarnation),
         Epoch(message.epoch),
         message.fingerprint,
+        message.num_choices or 1,
     )
 
 

@@ -66,6 +66,13 @@ class KVStorage:
             for run in runs:
                 slots[run.first_slot : run.first_slot + run.num_slots].zero_()
 
+    def copy_block(self, source: int, target: int) -> None:
+        """All slots of one block into another."""
+        size = self.block_size
+        self._check_runs((SlotRun(source * size, size), SlotRun(target * size, size)))
+        for slots in self._slots:
+            slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
+
     def plan(self, wire_block_size: int) -> WirePlan:
         """How a canonical block of this size is copied."""
         plan = self._plans.get(wire_block_size)

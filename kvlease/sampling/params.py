@@ -6,7 +6,8 @@ Never: names a vocabulary: whether a token id exists is judged where the model i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from kvlease.sampling.limits import Limits
 
@@ -85,6 +86,14 @@ class SamplingParams:
     def token_ids(self) -> tuple[int, ...]:
         """The tokens that it names."""
         return tuple(token_id for token_id, _ in self.logit_bias)
+
+    def for_choice(self, index: int) -> SamplingParams:
+        """The same with a seed of its own: each text of a request draws otherwise, the first as if it were alone."""
+        if index == 0:
+            return self
+        message = self.seed.to_bytes(8, "little") + index.to_bytes(8, "little")
+        digest = blake2b(message, digest_size=8, person=b"kvlease choice").digest()
+        return replace(self, seed=int.from_bytes(digest, "little"))
 
     def banned(self, end_token_ids: frozenset[int], num_generated: int) -> frozenset[int]:
         """The end tokens, while too little was generated for any of them."""

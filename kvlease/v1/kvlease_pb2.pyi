@@ -45,7 +45,7 @@ class Sampling(_message.Message):
     min_p: _builtins.float
     """0 is off"""
     repetition_penalty: _builtins.float
-    """1 is off"""
+    """1 is off, and so is 0"""
     presence_penalty: _builtins.float
     frequency_penalty: _builtins.float
     top_logprobs: _builtins.int
@@ -111,10 +111,13 @@ class GenerateRequest(_message.Message):
     END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
     PREFILL_CANDIDATES_FIELD_NUMBER: _builtins.int
+    NUM_CHOICES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     max_tokens: _builtins.int
     remaining_ms: _builtins.int
+    num_choices: _builtins.int
+    """texts of this prompt; 0 is 1"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -136,10 +139,11 @@ class GenerateRequest(_message.Message):
         end_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         remaining_ms: _builtins.int = ...,
         prefill_candidates: _abc.Iterable[_builtins.str] | None = ...,
+        num_choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "max_tokens", b"max_tokens", "prefill_candidates", b"prefill_candidates", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "max_tokens", b"max_tokens", "num_choices", b"num_choices", "prefill_candidates", b"prefill_candidates", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,6 +157,7 @@ class GenerateEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     ABORTED_FIELD_NUMBER: _builtins.int
+    CHOICE_FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> Global___Tokens: ...
     @_builtins.property
@@ -161,6 +166,8 @@ class GenerateEvent(_message.Message):
     def rejected(self) -> Global___Rejected: ...
     @_builtins.property
     def aborted(self) -> Global___Aborted: ...
+    @_builtins.property
+    def choice_finished(self) -> Global___ChoiceFinished: ...
     def __init__(
         self,
         *,
@@ -168,12 +175,13 @@ class GenerateEvent(_message.Message):
         finished: Global___Finished | None = ...,
         rejected: Global___Rejected | None = ...,
         aborted: Global___Aborted | None = ...,
+        choice_finished: Global___ChoiceFinished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "event", b"event", "finished", b"finished", "rejected", b"rejected", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "choice_finished", b"choice_finished", "event", b"event", "finished", b"finished", "rejected", b"rejected", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "event", b"event", "finished", b"finished", "rejected", b"rejected", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "choice_finished", b"choice_finished", "event", b"event", "finished", b"finished", "rejected", b"rejected", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "finished", "rejected", "aborted"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["tokens", "finished", "rejected", "aborted", "choice_finished"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -185,6 +193,8 @@ class Tokens(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -196,14 +206,66 @@ class Tokens(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        choice: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
+
+@_typing.final
+class ChoiceFinished(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    reason: _builtins.str
+    """stop | length"""
+    num_generated_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        num_generated_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "num_generated_tokens", b"num_generated_tokens", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceFinished: _TypeAlias = ChoiceFinished  # noqa: Y015
+
+@_typing.final
+class DrawnToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> Global___TokenLogprobs: ...
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprobs: Global___TokenLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+
+Global___DrawnToken: _TypeAlias = DrawnToken  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
@@ -593,6 +655,7 @@ class Propose(_message.Message):
     DECODE_INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUM_CHOICES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     tenant: _builtins.str
@@ -601,6 +664,8 @@ class Propose(_message.Message):
     decode_incarnation: _builtins.bytes
     epoch: _builtins.int
     fingerprint: _builtins.bytes
+    num_choices: _builtins.int
+    """0 is 1"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -621,10 +686,11 @@ class Propose(_message.Message):
         decode_incarnation: _builtins.bytes = ...,
         epoch: _builtins.int = ...,
         fingerprint: _builtins.bytes = ...,
+        num_choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_incarnation", b"decode_incarnation", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_incarnation", b"decode_incarnation", "end_token_ids", b"end_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_tokens", b"max_tokens", "num_choices", b"num_choices", "prompt_token_ids", b"prompt_token_ids", "remaining_ms", b"remaining_ms", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -701,11 +767,16 @@ class Commit(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    FURTHER_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     num_tokens: _builtins.int
     first_token_id: _builtins.int
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs: ...
+    @_builtins.property
+    def further(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrawnToken]:
+        """the first tokens of the other choices"""
+
     def __init__(
         self,
         *,
@@ -713,10 +784,11 @@ class Commit(_message.Message):
         num_tokens: _builtins.int = ...,
         first_token_id: _builtins.int = ...,
         logprobs: Global___TokenLogprobs | None = ...,
+        further: _abc.Iterable[Global___DrawnToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "first_token_id", b"first_token_id", "logprobs", b"logprobs", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "first_token_id", b"first_token_id", "further", b"further", "logprobs", b"logprobs", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -733,21 +805,25 @@ class Complete(_message.Message):
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    FURTHER_FIELD_NUMBER: _builtins.int
     first_token_id: _builtins.int
     reason: _builtins.str
     """stop | length"""
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs: ...
+    @_builtins.property
+    def further(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrawnToken]: ...
     def __init__(
         self,
         *,
         first_token_id: _builtins.int = ...,
         reason: _builtins.str = ...,
         logprobs: Global___TokenLogprobs | None = ...,
+        further: _abc.Iterable[Global___DrawnToken] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "first_token_id", b"first_token_id", "logprobs", b"logprobs", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "first_token_id", b"first_token_id", "further", b"further", "logprobs", b"logprobs", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -107,3 +107,13 @@ def test_min_p_keeps_exactly_what_is_likely_enough() -> None:
 def test_a_penalty_without_the_tokens_before_is_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError, match="tokens before"):
         Draw(SamplingParams(presence_penalty=0.5))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_that_makes_a_logit_infinite_gives_no_token_to_its_row_alone(temperature: float) -> None:
+    rows = torch.zeros(2, VOCABULARY)
+    rows[:, 3] = 1e38
+    wanted = SamplingParams(temperature=temperature, repetition_penalty=0.01)
+    broken, healthy = draw(rows, [Draw(wanted, past=past_of([3], [])), Draw(wanted, past=past_of([4], []))], (0, 0))
+    assert broken is None
+    assert healthy is not None and healthy.token_id == 3

@@ -93,8 +93,9 @@ def refusal(parse: Callable[..., Job], *args: Any, **fields: Any) -> ApiError:
         ({"stream": 1}, "stream", "invalid_type"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
-        ({"n": 2}, "n", "unsupported_parameter"),
-        ({"n": True}, "n", "unsupported_parameter"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 17}, "n", "invalid_value"),
+        ({"n": True}, "n", "invalid_type"),
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"echo": True}, "echo", "unsupported_parameter"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
@@ -358,3 +359,8 @@ def test_what_is_told_of_tokens_is_what_was_asked_for(model: ServedModel) -> Non
         {"logprobs": True, "top_logprobs": 20},
     ]
     assert [chat(model, **fields).sampling.top_logprobs for fields in of_chat] == [None, None, 0, 20]
+
+
+def test_several_texts_are_as_many_as_asked_for(model: ServedModel) -> None:
+    asked: list[dict[str, Any]] = [{}, {"n": None}, {"n": 1}, {"n": 16}]
+    assert [completion(model, **fields).num_choices for fields in asked] == [1, 1, 1, 16]

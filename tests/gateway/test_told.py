@@ -120,8 +120,8 @@ async def test_openais_client_reads_a_chats_logprobs(tiny: Path, tokenizer: Toke
 async def test_a_completion_tells_whole_and_streamed_the_same(tiny: Path, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT, False)
     async with serving(tiny, telling(ids, 2)) as running:
-        whole = (await running.complete(logprobs=1)).json()["choices"][0]
-        stream = await running.complete(logprobs=1, stream=True)
+        whole = (await running.complete(logprobs=1, max_tokens=64)).json()["choices"][0]
+        stream = await running.complete(logprobs=1, max_tokens=64, stream=True)
     assert whole["text"] == TEXT
     told = whole["logprobs"]
     assert [len(told[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [len(ids)] * 4

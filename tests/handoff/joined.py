@@ -50,11 +50,13 @@ BLOCK_SIZE = 4
 END_TOKEN = 2
 
 
-def proposal(num_tokens: int = 10, max_tokens: int = 5, sampling: SamplingParams | None = None) -> Proposal:
+def proposal(
+    num_tokens: int = 10, max_tokens: int = 5, sampling: SamplingParams | None = None, num_choices: int = 1
+) -> Proposal:
     tokens = tuple(range(3, 3 + num_tokens))
     sampling, ends = sampling or SamplingParams(), frozenset({END_TOKEN})
     identity = (Incarnation(b"i" * 16), EPOCH, b"f" * 16)
-    return Proposal(RequestId("r"), 0, TenantId("t"), tokens, max_tokens, sampling, ends, 5.0, *identity)
+    return Proposal(RequestId("r"), 0, TenantId("t"), tokens, max_tokens, sampling, ends, 5.0, *identity, num_choices)
 
 
 class Joined:

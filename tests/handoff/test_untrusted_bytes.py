@@ -43,7 +43,24 @@ longs = st.integers(0, 2**64 - 1) | st.just(int(EPOCH))
 words = st.text(max_size=6)
 names = st.binary(max_size=20) | st.just(bytes(16))
 reasons = st.sampled_from([*RejectReason, *AbortReason, *FinishReason, "whim"])
-samplings = st.builds(pb.Sampling, temperature=st.floats(), top_p=st.floats(), top_k=numbers, seed=longs)
+samplings = st.builds(pb.Sampling, temperature=st.floats(), top_p=st.floats(), top_k=numbers, seed=longs) | st.builds(
+    pb.Sampling,
+    top_p=st.just(1.0),
+    min_tokens=numbers,
+    min_p=st.floats(),
+    repetition_penalty=st.floats(),
+    presence_penalty=st.floats(),
+    frequency_penalty=st.floats(),
+    logit_bias=st.lists(st.builds(pb.Bias, token_id=numbers, value=st.floats()), max_size=3),
+    top_logprobs=st.none() | numbers,
+)
+told = st.none() | st.builds(
+    pb.TokenLogprobs,
+    logprob=st.floats(width=32),
+    top_token_ids=st.lists(numbers, max_size=2),
+    top_logprobs=st.lists(st.floats(width=32), max_size=2),
+)
+further = st.lists(st.builds(pb.DrawnToken, token_id=numbers, logprobs=told), max_size=2)
 rejections = st.builds(pb.Rejected, reason=reasons, message=words, code=words, http_status=numbers)
 aborts = st.builds(pb.Aborted, reason=reasons, message=words, code=words, http_status=numbers, retryable=st.booleans())
 downs = st.one_of(
@@ -53,9 +70,14 @@ downs = st.one_of(
     st.builds(pb.AttemptDown, aborted=aborts),
     st.builds(
         pb.AttemptDown,
-        commit=st.builds(pb.Commit, num_blocks=numbers, num_tokens=numbers, first_token_id=numbers),
+        commit=st.builds(
+            pb.Commit, num_blocks=numbers, num_tokens=numbers, first_token_id=numbers, logprobs=told, further=further
+        ),
     ),
-    st.builds(pb.AttemptDown, complete=st.builds(pb.Complete, first_token_id=numbers, reason=reasons)),
+    st.builds(
+        pb.AttemptDown,
+        complete=st.builds(pb.Complete, first_token_id=numbers, reason=reasons, logprobs=told, further=further),
+    ),
 ).map(lambda message: message.SerializeToString())
 proposals = st.builds(
     pb.Propose,

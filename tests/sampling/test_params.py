@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvlease.sampling.params import SamplingParams
+
+SEED_5_1 = 5386070081863125828
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,16 @@ def test_parameters_that_no_sampler_could_use_are_refused(name: str, value: obje
     fields: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match=name):
         SamplingParams(**fields)
+
+
+def test_each_choice_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
+    params = SamplingParams(temperature=1.0, seed=5)
+    choices = [params.for_choice(index) for index in range(16)]
+    assert choices[0] == params
+    assert len({choice.seed for choice in choices}) == 16
+    assert {replace(choice, seed=5) for choice in choices} == {params}
+    # Computed once; another number would change the texts of every cluster.
+    assert choices[1].seed == SEED_5_1
 
 
 def test_end_tokens_are_banned_while_too_little_was_generated() -> None:
