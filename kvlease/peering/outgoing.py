@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
 
 import grpc
@@ -23,6 +24,7 @@ from kvlease.peering.call_writer import CallWriter
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.errors import PairLost, PairRefused
 from kvlease.peering.heartbeat import Beat, LifeSigns, show_life
+from kvlease.peering.hosting import ended
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import PairReport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -97,16 +99,17 @@ class OutgoingPair:
         """Make the pair, again and again, until cancelled."""
         pause = self._limits.backoff_s
         while True:
-            was_ready = False
+            began_s = time.monotonic()
             try:
-                await self._live()
+                await _apart(self._live())
             except* PairRefused as group:
                 self._down("refused", _first_cause(group))
                 pause = self._limits.refused_s
             except* (PairLost, TransportError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
-                was_ready = self.state == "ready"
+                # A pair that breaks as soon as it is made is no success: its cause is still there.
+                if self.state == "ready" and time.monotonic() - began_s > self._limits.max_backoff_s:
+                    pause = self._limits.backoff_s
                 self._down("connecting", _first_cause(group))
-            pause = self._limits.backoff_s if was_ready else pause
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._limits.max_backoff_s)
 
@@ -162,6 +165,19 @@ class OutgoingPair:
             group.create_task(show_life(self._beat, send, self._handoff))
             group.create_task(self.life.watch(receive, self._handoff))
             group.create_task(_run(self._land(self, landing)))
+
+
+async def _apart(work: Coroutine[object, object, None]) -> None:
+    """In a task of its own: a task group that fails while its task is cancelled tells of its failure alone, and the cancel is lost."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await ended(task)
+        if not task.cancelled():
+            task.exception()  # it is of no interest any more
+        raise
+    task.result()
 
 
 async def _run(work: Awaitable[None]) -> None:
