@@ -22,6 +22,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     OpenLease,
     RoomReserved,
     SendUp,
@@ -40,6 +41,7 @@ from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Arrived:
     """The prompt's KV is here, verified, in this room, which is the caller's now."""
 
     room: Room
-    first_token_id: int
+    first: DrawnToken
 
 
 AttemptEnd = Arrived | Complete | Rejected | Aborted
@@ -58,11 +60,14 @@ AttemptEnd = Arrived | Complete | Rejected | Aborted
 class AttemptRun:
     """One attempt at one peer. `run` once."""
 
-    def __init__(self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread) -> None:
+    def __init__(
+        self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread, vocab_size: int
+    ) -> None:
         """Nothing is held or sent before `run`."""
         num_tokens = len(proposal.prompt_token_ids)
         self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
-        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
+        first = FirstToken(vocab_size, proposal.max_tokens, proposal.end_token_ids)
+        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size), first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
         self._room: Room | None = None
@@ -97,22 +102,26 @@ class AttemptRun:
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
             assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._room, action.outcome.first_token_id)
+            return Arrived(self._room, DrawnToken(action.outcome.first_token_id, action.outcome.logprobs))
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
-        """What happened next; under a lease, standing still for too long is something that happens."""
+        """What happened next; while prefill owes its verdict or blocks, standing still for too long is something that happens.
+
+        A prefill server that works for others, or sends to this one, has not come to this attempt yet; one that does neither never will.
+        """
+        lease = self._attempt.lease
+        owes = lease is not None or self._attempt.state is DecodeState.PROPOSED
         while True:
-            patience = self._limits.stall_s if self._attempt.lease is not None else None
+            seen = self._peer.pair.progress
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(self._limits.stall_s if owes else None):
                     return await self._inbox.get()
             except TimeoutError:
-                computing = self._attempt.state is DecodeState.GRANTED
-                if computing and self._peer.pair.life.still_for_s() < self._limits.stall_s:
+                if self._attempt.state is not DecodeState.CLOSING and self._peer.pair.progress != seen:
                     continue
-                missing = self._attempt.num_blocks - (self._attempt.lease.num_verified if self._attempt.lease else 0)
-                message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
+                missing = f"{lease.num_blocks - lease.num_verified} blocks are" if lease else "the verdict is"
+                message = f"{missing} missing and nothing has moved for {self._limits.stall_s} s"
                 return Ended(aborted(AbortReason.PEER_STALLED, message))
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

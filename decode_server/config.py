@@ -27,4 +27,5 @@ class DecodeConfig:
     max_batch: int = 64
     threads: int = 1
     transport: str = "auto"
+    rdma_device: str = ""  # NAME[:PORT[:GID_INDEX]]; empty: the first that can be used
     ring_bytes: int = 32 << 20

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
+from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
@@ -22,6 +23,7 @@ from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.errors import UnprovenSlot
 from kvlease.kvcache.ledger import SlotLedger
 from kvlease.kvcache.memory import Room
+from kvlease.sampling.tokens import DrawnToken
 
 
 @dataclass(eq=False, slots=True)
@@ -31,22 +33,33 @@ class Sequence:
     request: GenerationRequest
     room: Room
     token_ids: list[int]
+    past: PastTokens | None = None  # where a penalty asks for it
     events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
     is_over: bool = False
+
+    @classmethod
+    def begin(cls, request: GenerationRequest, room: Room) -> Sequence:
+        """The prompt is in the room, and nothing is generated."""
+        prompt = request.prompt_token_ids
+        past = PastTokens(PromptTokens(prompt)) if request.sampling.penalises else None
+        return cls(request, room, list(prompt), past)
 
     @property
     def num_generated(self) -> int:
         """Tokens drawn so far, an end token included."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
-    def take(self, token_id: int) -> bool:
+    def take(self, drawn: DrawnToken) -> bool:
         """A token was drawn: tell the client. Whether it ends the text."""
         assert not self.is_over, "an ended text gets no further token"
+        token_id = drawn.token_id
         self.token_ids.append(token_id)
+        if self.past is not None:
+            self.past.add(token_id)
         if token_id in self.request.end_token_ids:
             self.end(self._finished(FinishReason.STOP))
             return True
-        self.events.put_nowait(TokensGenerated((token_id,)))
+        self.events.put_nowait(TokensGenerated.of(drawn))
         if self.num_generated < self.request.max_tokens:
             return False
         self.end(self._finished(FinishReason.LENGTH))
@@ -60,10 +73,11 @@ class Sequence:
 
     def step(self, ledger: SlotLedger) -> SequenceStep:
         """The next step. Raises `UnprovenSlot` if anything before the last token is not proven for this sequence."""
-        sampling = self.request.sampling
+        request = self.request
         context = ledger.readable(self.room.holder, self.room.table, len(self.token_ids) - 1)
-        spec = SamplingSpec(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
-        return SequenceStep(context, (self.token_ids[-1],), spec)
+        banned = request.sampling.banned(request.end_token_ids, self.num_generated)
+        draw = Draw(request.sampling, banned, self.past)
+        return SequenceStep(context, (self.token_ids[-1],), (draw,))
 
     def _finished(self, reason: FinishReason) -> Finished:
         return Finished(reason, len(self.request.prompt_token_ids), self.num_generated)
@@ -112,9 +126,9 @@ class RunningBatch:
         sequence.end(aborted(AbortReason.ENGINE_FAILED, message))
         self.leave(sequence)
 
-    def publish(self, sequence: Sequence, token_id: int) -> None:
+    def publish(self, sequence: Sequence, drawn: DrawnToken) -> None:
         """A step drew a token; a sequence that was ended in the meantime does not get it."""
         if sequence.is_over or sequence not in self._sequences:
             return
-        if sequence.take(token_id):
+        if sequence.take(drawn):
             self.leave(sequence)

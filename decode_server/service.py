@@ -33,6 +33,7 @@ from kvlease.handoff.messages import (
     TokensGenerated,
 )
 from kvlease.handoff.verdicts import DecodeFacts, aborted, judge_request, may_ask_another, rejected
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
@@ -138,22 +139,22 @@ class DecodeService:
         )
         self.num_waiting += 1
         try:
-            return await AttemptRun(proposal, peer, self._memory, self._thread).run()
+            return await AttemptRun(proposal, peer, self._memory, self._thread, self._identity.vocab_size).run()
         finally:
             self.num_waiting -= 1
 
     async def _complete(self, request: GenerationRequest, end: Complete, emit: Emit) -> Terminal:
         if end.reason is FinishReason.LENGTH:
-            await emit(TokensGenerated((end.first_token_id,)))
+            await emit(TokensGenerated.of(DrawnToken(end.first_token_id, end.logprobs)))
         return Finished(end.reason, len(request.prompt_token_ids), 1)
 
     async def _generate(self, request: GenerationRequest, arrived: Arrived, emit: Emit) -> Terminal:
-        sequence = Sequence(request, arrived.room, list(request.prompt_token_ids))
+        sequence = Sequence.begin(request, arrived.room)
         kv = self._memory.kv
         try:
             num_prompt_blocks = -(-len(request.prompt_token_ids) // kv.block_size)
             kv.pool.publish(arrived.room.holder, arrived.room.handles[:num_prompt_blocks])
-            if not sequence.take(arrived.first_token_id):
+            if not sequence.take(arrived.first):
                 self._batch.join(sequence)
             while True:
                 event = await sequence.events.get()

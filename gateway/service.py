@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gateway.answers import Usage
 from gateway.cluster import Cluster
+from gateway.decode_claims import Expected
 from gateway.decode_client import DecodeClient
 from gateway.jobs import Bounds, Job, Parser
 from gateway.limits import Limits
@@ -20,6 +21,7 @@ from gateway.openai_errors import ApiError, from_verdict, unavailable
 from gateway.preparation import Preparation
 from gateway.routing import Route, Router
 from gateway.text import TextAssembler
+from gateway.told import ToldToken
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
@@ -31,6 +33,7 @@ from kvlease.handoff.messages import (
     TenantId,
     TokensGenerated,
 )
+from kvlease.handoff.verdicts import aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,24 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens arrived; `text` is what they let a client see, and may be empty."""
+    """Tokens of one choice arrived, or its end did.
+
+    `text` is what they let a client see, and may be empty; `told` is of tokens whose text was shown by now; with a `reason` the choice ends.
+    """
 
     text: str
     num_tokens: int
+    told: tuple[ToldToken, ...] = ()
+    index: int = 0
+    reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The good end, with the rest of the text."""
+    """The good end; `reason` is the first choice's."""
 
-    text: str
-    reason: FinishReason
     usage: Usage
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class Service:
 
     async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
-        text = TextAssembler(self.model.codec.detokenizer(), job.stops)
+        text = TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
         tried: list[str] = []
         failure = self._no_server()
         while len(tried) < self._limits.max_attempts:
@@ -134,19 +142,29 @@ class Service:
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
         num_prompt = len(request.prompt_token_ids)
+        expected = Expected.of(request, self.model.vocab_size)
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
+                if isinstance(event, TokensGenerated | Finished):
+                    wrong = expected.contradiction(event, text.num_tokens)
+                    if wrong is not None:
+                        yield aborted(
+                            AbortReason.PROTOCOL_ERROR, f"decode server {address} contradicts itself: {wrong}"
+                        )
+                        return
                 match event:
-                    case TokensGenerated(token_ids):
-                        piece = text.push(token_ids)
-                        if text.is_stopped:
-                            yield Done(piece, FinishReason.STOP, Usage(num_prompt, text.num_tokens))
+                    case TokensGenerated(token_ids, logprobs):
+                        piece = text.push(token_ids, logprobs)
+                        reason = FinishReason.STOP if text.is_stopped else None
+                        yield Text(piece, len(token_ids), text.told(), reason=reason)
+                        if reason is not None:
+                            yield Done(Usage(num_prompt, text.num_tokens), reason)
                             return
-                        yield Text(piece, len(token_ids))
                     case Finished(reason, _, num_generated):
                         tail = text.finish()
                         final = FinishReason.STOP if text.is_stopped else reason
-                        yield Done(tail, final, Usage(num_prompt, num_generated))
+                        yield Text(tail, 0, text.told(), reason=final)
+                        yield Done(Usage(num_prompt, num_generated), final)
                         return
                     case Rejected():
                         yield Failed(from_verdict(event, self._limits.retry_after_s))
@@ -168,7 +186,7 @@ class Service:
             prompt_token_ids=job.prompt_token_ids,
             max_tokens=job.max_tokens,
             sampling=job.sampling,
-            end_token_ids=self.model.end_token_ids,
+            end_token_ids=job.end_token_ids,
             remaining_s=remaining_s,
             prefill_candidates=route.prefill_candidates,
         )

@@ -26,4 +26,5 @@ class PrefillConfig:
     chunk_tokens: int = 512
     threads: int = 1
     transport: str = "auto"
+    rdma_device: str = ""  # NAME[:PORT[:GID_INDEX]]; empty: the first that can be used
     ring_bytes: int = 32 << 20

@@ -20,10 +20,11 @@ from kvlease.bench.serve.answers import Sighting
 from kvlease.bench.serve.client import Asking, Client
 from kvlease.bench.serve.limits import Limits as LoadLimits
 from kvlease.bench.servers import server
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.engine.threads import set_threads
 from kvlease.kvcache.sizing import blocks_for
+from kvlease.sampling.params import SamplingParams
 
 _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512
@@ -129,5 +130,5 @@ class OneProcess:
 
     def _step(self, table: tuple[int, ...], length: int, tokens: tuple[int, ...], is_last: bool) -> int:
         context = self._runner.ledger.readable(self._sequence_id, table, length)
-        (token,) = self._runner.run([SequenceStep(context, tokens, SamplingSpec() if is_last else None)])
-        return token or 0
+        (drawn,) = self._runner.run([SequenceStep(context, tokens, (Draw(SamplingParams()),) if is_last else ())])
+        return drawn[0].token_id if drawn else 0

@@ -17,10 +17,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from kvlease.bench.figures import Figure, Notes
 from kvlease.bench.idle_model import IdleModel, pass_over
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.engine.threads import set_threads
 from kvlease.kvcache.sizing import blocks_for
+from kvlease.sampling.params import SamplingParams
 
 BLOCK_SIZE = 16
 _FIRST_TOKEN_ID = 10  # no special one, in any vocabulary that is served
@@ -144,7 +145,7 @@ def _step(runner: ModelRunner, ids: range, tables: list[tuple[int, ...]], length
         readable = runner.ledger.readable
         return runner.run(
             [
-                SequenceStep(readable(sequence_id, table, length), (_FIRST_TOKEN_ID,), SamplingSpec())
+                SequenceStep(readable(sequence_id, table, length), (_FIRST_TOKEN_ID,), (Draw(SamplingParams()),))
                 for sequence_id, table in zip(ids, tables, strict=True)
             ]
         )
@@ -155,6 +156,6 @@ def _step(runner: ModelRunner, ids: range, tables: list[tuple[int, ...]], length
 def _prefill(runner: ModelRunner, sequence_id: int, table: tuple[int, ...], num_tokens: int) -> Callable[[], object]:
     def run() -> object:
         context = runner.ledger.readable(sequence_id, table, 0)
-        return runner.run([SequenceStep(context, (_FIRST_TOKEN_ID,) * num_tokens, SamplingSpec())])
+        return runner.run([SequenceStep(context, (_FIRST_TOKEN_ID,) * num_tokens, (Draw(SamplingParams()),))])
 
     return run

@@ -31,6 +31,7 @@ from kvlease.bench.figures import Figure
 from kvlease.bench.limits import Limits
 from kvlease.bench.servers import server
 from kvlease.engine.hosting import load_engine
+from kvlease.engine.runner import ModelRunner
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.messages import (
     Admitted,
@@ -43,13 +44,13 @@ from kvlease.handoff.messages import (
     Ready,
     Rejected,
     RequestId,
-    SamplingParams,
     TenantId,
 )
 from kvlease.models.tiny import make_tiny_model
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.outgoing import OutgoingPair
-from kvlease.peering.transports import choose_transport
+from kvlease.peering.transports import TransportChoice, choose_transport
+from kvlease.sampling.params import SamplingParams
 
 _CONTEXT = 4096
 _PREFILL_BLOCKS, _DECODE_BLOCKS, _BLOCK_SIZE = 64, 128, 16
@@ -105,7 +106,10 @@ class WatchedPair:
         """Watches this one."""
         self._pair = pair
         self.seen: dict[type, float] = {}
-        self.standing, self.life = pair.standing, pair.life
+
+    def __getattr__(self, name: str) -> object:
+        """Whatever an attempt asks of its pair beside a stream."""
+        return getattr(self._pair, name)
 
     def open_attempt(self) -> WatchedStream:
         """A new stream, and nothing seen."""
@@ -126,10 +130,10 @@ async def measure_handoff(plan: HandoffPlan, limits: Limits, advance: Callable[[
         door = await stack.enter_async_context(server("decode", (*shared, *flags), limits, secret=secret))
         config = DecodeConfig(model, secret, (prefill.where,), num_blocks=_DECODE_BLOCKS, transport=plan.transport)
         runner = load_engine(config)
-        transport = choose_transport(plan.transport, secret, config.host)
-        stack.push_async_callback(transport.close)
-        decode = await stack.enter_async_context(serving_decode(config, runner, transport))
-        attempts = _Attempts(decode, runner.layout.fingerprint(runner.facts.fingerprint), limits)
+        chosen = await choose_transport(TransportChoice(plan.transport, config.host), secret)
+        stack.push_async_callback(chosen.transport.close)
+        decode = await stack.enter_async_context(serving_decode(config, runner, chosen.transport))
+        attempts = _Attempts(decode, runner, limits)
         stack.callback(attempts.close)
         await attempts.paired()
         client = GrpcDecodeClient(door.where, secret, _CONTEXT)
@@ -154,8 +158,10 @@ async def _measure(plan: HandoffPlan, attempts: _Attempts, door: _Door, advance:
 class _Attempts:
     """The decode side's attempts, with nothing in front of them."""
 
-    def __init__(self, decode: RunningDecode, fingerprint: bytes, limits: Limits) -> None:
-        self._decode, self._fingerprint, self._limits = decode, fingerprint, limits
+    def __init__(self, decode: RunningDecode, runner: ModelRunner, limits: Limits) -> None:
+        self._decode, self._limits = decode, limits
+        self._fingerprint = runner.layout.fingerprint(runner.facts.fingerprint)
+        self._vocab_size = runner.facts.vocab_size
         self._thread = WorkThread("attempts")
         self._num = 0
 
@@ -198,7 +204,7 @@ class _Attempts:
         watched = WatchedPair(peer.pair)
         # It has all that an attempt asks of its pair; the field is typed by the one class that ships.
         seen_peer = Peer(cast("OutgoingPair", watched), peer.dock)
-        attempt = AttemptRun(self._proposal(num_tokens), seen_peer, self._decode.memory, self._thread)
+        attempt = AttemptRun(self._proposal(num_tokens), seen_peer, self._decode.memory, self._thread, self._vocab_size)
         end = await attempt.run()
         return watched.seen, time.monotonic(), end
 

@@ -11,10 +11,11 @@ from typing import cast
 
 import torch
 
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.limits import Limits
 from kvlease.engine.loading import CausalOutput
 from kvlease.engine.runner import ModelRunner
+from kvlease.sampling.params import SamplingParams
 
 #: Of a pass behind the first: its mask, which the runner makes whatever the model does, grows with this and the context.
 _PASS_TOKENS = 1024
@@ -38,4 +39,4 @@ def pass_over(runner: ModelRunner, sequence_id: int, table: tuple[int, ...], tok
         part = tokens[first : first + (_PASS_TOKENS if first else Limits().max_step_tokens)]
         context = runner.ledger.readable(sequence_id, table, first)
         first += len(part)
-        runner.run([SequenceStep(context, part, SamplingSpec() if first == len(tokens) else None)])
+        runner.run([SequenceStep(context, part, (Draw(SamplingParams()),) if first == len(tokens) else ())])

@@ -19,6 +19,8 @@ from kvlease.cli.errors import ConfigurationError
 from kvlease.cli.limits import Limits
 from kvlease.cli.options import SECRET_VARIABLE, flag_of
 from prefill_server.config import PrefillConfig
+from transport.errors import TransportRefused
+from transport.rdma import DeviceChoice, usable_link
 
 if TYPE_CHECKING:
     from kvlease.cli.settings import Settings
@@ -62,6 +64,7 @@ def prefill_config(settings: Settings, model: Path, secret: str, host: str, port
         chunk_tokens=settings.chunk_tokens,
         threads=settings.threads,
         transport=settings.transport,
+        rdma_device=settings.rdma_device,
         ring_bytes=int(settings.ring_bytes),
     )
 
@@ -86,18 +89,31 @@ def decode_config(
         max_batch=settings.max_batch,
         threads=settings.threads,
         transport=settings.transport,
+        rdma_device=settings.rdma_device,
         ring_bytes=int(settings.ring_bytes),
     )
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """What is well formed and still cannot be had in this build. Raises ConfigurationError."""
+    """What is well formed and still cannot be had on this machine. Raises ConfigurationError."""
     if settings.transport == "rdma":
-        raise ConfigurationError(
-            "--transport rdma: this build carries KV blocks over tcp only; use --transport auto or tcp"
-        )
+        refuse_missing_rdma(settings.rdma_device)
     if settings.api_keys_file:
         read_api_keys(settings.api_keys_file)  # again when the gateway is configured; here, before anything heavy
+
+
+def refuse_missing_rdma(rdma_device: str) -> None:
+    """Say at once, before a model is loaded, that no RDMA device can be used. The servers test it when they start."""
+    try:
+        device = DeviceChoice.parse(rdma_device)
+    except ValueError as error:
+        raise ConfigurationError(f"--rdma-device: {error}") from None
+    try:
+        usable_link(device)
+    except TransportRefused as error:
+        raise ConfigurationError(
+            f"--transport rdma: {error}; `kvlease doctor` tells more, --transport tcp needs none of it"
+        ) from None
 
 
 def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:

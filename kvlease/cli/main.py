@@ -43,7 +43,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return run_bench(arguments[1:])
     from kvlease.cli.limits import Limits
     from kvlease.cli.options import from_process, render
-    from kvlease.cli.settings import SERVE, STATUS
+    from kvlease.cli.settings import DOCTOR, SERVE, STATUS
 
     invocation = from_process(arguments)
     if invocation.print_config:
@@ -54,6 +54,10 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
         sys.stdout.write(report_status(invocation.settings.url, invocation.json, Limits()))
         return 0
+    if invocation.command == DOCTOR:
+        from kvlease.cli.doctor import run_doctor
+
+        return run_doctor(invocation, os.environ)
     from kvlease.cli.configs import refuse_unusable
 
     refuse_unusable(invocation.settings)

@@ -78,7 +78,7 @@ def serve(settings: Settings, program: tuple[str, ...] = SERVER_PROGRAM, prepare
             for name, command, config in plan.servers
         ]
         cluster = Cluster(processes, settings.drain, write_stderr, limits)
-        return asyncio.run(cluster.run(announce(plan, model.name, settings, limits)))
+        return asyncio.run(cluster.run(announce(plan, model.name, limits)))
 
 
 def _http_port(settings: Settings) -> int:
@@ -140,12 +140,12 @@ def child_environ(environ: Mapping[str, str], num_threads: int) -> dict[str, str
     return result
 
 
-async def announce(plan: Plan, model_name: str, settings: Settings, limits: Limits) -> None:
+async def announce(plan: Plan, model_name: str, limits: Limits) -> None:
     """Wait until the gateway says it can serve, then print the one line that scripts wait for."""
     while not await asyncio.to_thread(_is_ready, plan.url, limits):  # noqa: ASYNC110  another process decides
         await asyncio.sleep(limits.ready_poll_s)
     name, context = await asyncio.to_thread(_advertised, plan, limits)
-    transport = "tcp" if settings.transport == "auto" else settings.transport
+    transport = await asyncio.to_thread(_carried_by, plan, limits)
     print(
         f"kvlease is ready: {plan.url}/v1  (model {name or model_name}, context {context}, transport {transport})",
         flush=True,
@@ -156,6 +156,17 @@ def _is_ready(url: str, limits: Limits) -> bool:
     with suppress(Unreachable):
         return get(url, "/ready", limits).status == _OK
     return False
+
+
+def _carried_by(plan: Plan, limits: Limits) -> str:
+    """The transports of the pairs that can serve, by their own word."""
+    with suppress(Unreachable):
+        pairs = get(plan.url, "/ready", limits).json().get("pairs")
+        if isinstance(pairs, list):
+            return (
+                ", ".join(sorted({str(pair.get("transport")) for pair in pairs if isinstance(pair, dict)})) or "unknown"
+            )
+    return "unknown"
 
 
 def _advertised(plan: Plan, limits: Limits) -> tuple[str, object]:

@@ -22,11 +22,13 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "KVLEASE_"
-SERVE, GATEWAY, PREFILL, DECODE, STATUS = "serve", "gateway", "prefill", "decode", "status"
+SERVE, GATEWAY, PREFILL, DECODE, STATUS, DOCTOR = "serve", "gateway", "prefill", "decode", "status", "doctor"
 _SERVERS = (SERVE, GATEWAY, PREFILL, DECODE)
 _ENGINES = (SERVE, PREFILL, DECODE)
 _FRONTS = (SERVE, GATEWAY)
 _ALONE = (GATEWAY, PREFILL, DECODE)
+_LISTENERS = (*_SERVERS, DOCTOR)
+_RDMA_USERS = (*_ENGINES, DOCTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,12 @@ def check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"{address!r} is not an address like 10.0.0.7:9001")
     return addresses
+
+
+def check_peer(address: str) -> str:
+    """The same for one address, or none."""
+    check_addresses((address,) if address else ())
+    return address
 
 
 Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas), AfterValidator(check_addresses)]
@@ -89,17 +97,17 @@ class Settings(BaseSettings):
         default=None, description="where prepared models are kept; by default in the user's cache folder"
     )
 
-    host: Annotated[str, Field(min_length=1), Option(_SERVERS, _NET, "HOST")] = Field(
+    host: Annotated[str, Field(min_length=1), Option(_LISTENERS, _NET, "HOST")] = Field(
         default="127.0.0.1", description="address to listen on"
     )
-    port: Annotated[int | None, Field(ge=0, le=65535), Option(_SERVERS, _NET, "PORT")] = Field(
+    port: Annotated[int | None, Field(ge=0, le=65535), Option(_LISTENERS, _NET, "PORT")] = Field(
         default=None,
         description="port to listen on, 0 for any free one; HTTP is on 8000 by default, prefill and decode on any",
     )
     api_keys_file: Annotated[Path | None, Option(_FRONTS, _NET, "FILE")] = Field(
         default=None, description="lines of `key tenant`; without it no key is asked for"
     )
-    secret_file: Annotated[Path | None, Option(_ALONE, _NET, "FILE")] = Field(
+    secret_file: Annotated[Path | None, Option((*_ALONE, DOCTOR), _NET, "FILE")] = Field(
         default=None, description=f"the cluster's secret, the same for all its servers; or set {ENV_PREFIX}SECRET"
     )
     prefill_addresses: Annotated[Addresses, Option((GATEWAY, DECODE), _CLUSTER, "HOST:PORT,...")] = Field(
@@ -130,7 +138,10 @@ class Settings(BaseSettings):
     transport: Annotated[Literal["auto", "tcp", "rdma"], Option(_ENGINES, _POOLS)] = Field(
         default="auto", description="how KV blocks travel"
     )
-    ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_ENGINES, _POOLS, "BYTES")] = Field(
+    rdma_device: Annotated[str, Option(_RDMA_USERS, _POOLS, "NAME[:PORT[:GID]]")] = Field(
+        default="", description="for rdma; empty: the first active port, with its best GID"
+    )
+    ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_RDMA_USERS, _POOLS, "BYTES")] = Field(
         default=ByteSize(32 << 20), description="memory of one pair's ring, for example 32MiB"
     )
 
@@ -162,6 +173,10 @@ class Settings(BaseSettings):
     )
     url: Annotated[str, Field(pattern=r"^https?://[^/]+"), Option((STATUS,), _NET, "URL")] = Field(
         default="http://127.0.0.1:8000", description="of the gateway that is asked"
+    )
+
+    peer: Annotated[str, AfterValidator(check_peer), Option((DOCTOR,), _NET, "HOST:PORT")] = Field(
+        default="", description="of a `kvlease doctor --listen` on another machine, to try the path to it"
     )
 
     @classmethod

@@ -24,6 +24,7 @@ _HEADINGS = (
     "READABLE",
     "TOTAL",
     "PAIRS",
+    "TRANSPORT",
 )
 _BLOCK_STATES = ("free", "reserved", "filling", "readable", "total")
 _OK = 200
@@ -60,6 +61,7 @@ def _row(server: Mapping[str, object]) -> tuple[str, ...]:
         _text(server, "num_running"),
         *(_text(counts, state) for state in _BLOCK_STATES),
         ", ".join(shown) or "-",
+        _text(server, "transport"),
     )
 
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from kvlease.handoff.limits import Limits
+from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
+
 RequestId = NewType("RequestId", str)
 TenantId = NewType("TenantId", str)
 LeaseId = NewType("LeaseId", bytes)
@@ -20,6 +24,7 @@ Incarnation = NewType("Incarnation", bytes)
 Epoch = NewType("Epoch", int)
 
 IDENTITY_BYTES = 16
+_LIMITS = Limits()
 DEFAULT_TENANT = TenantId("default")
 
 
@@ -30,28 +35,16 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is drawn: a pure function of these, the logits, and the position.
+def _check_error_status(http_status: int) -> None:
+    if not 400 <= http_status < 600:
+        raise ValueError(f"an error's HTTP status is 400 to 599, got {http_status}")
 
-    `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off; `seed` is a 64-bit number, drawn by the gateway when the client gave none.
-    """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what no sampler could use."""
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0):
-            raise ValueError(f"temperature must be between 0 and 2, got {self.temperature}")
-        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.top_k < 2**32:
-            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+def _check_ends(sampling: SamplingParams, max_tokens: int, end_token_ids: frozenset[int]) -> None:
+    if sampling.min_tokens > max_tokens:
+        raise ValueError(f"min_tokens {sampling.min_tokens} is more than max_tokens {max_tokens}")
+    if len(end_token_ids) > _LIMITS.max_end_tokens:
+        raise ValueError(f"{len(end_token_ids)} end tokens, at most {_LIMITS.max_end_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +73,25 @@ class GenerationRequest:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.remaining_s) and self.remaining_s > 0):
             raise ValueError(f"the deadline has passed ({self.remaining_s} s left)")
+        _check_ends(self.sampling, self.max_tokens, self.end_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New tokens, in order."""
+    """New tokens, in order, and what is told of each, if that was asked for."""
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse to tell of some tokens only."""
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} of them told of")
+
+    @classmethod
+    def of(cls, drawn: DrawnToken) -> TokensGenerated:
+        """One token."""
+        return cls((drawn.token_id,), () if drawn.logprobs is None else (drawn.logprobs,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,10 @@ class Rejected:
     http_status: int
     param: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
+
 
 class AbortReason(StrEnum):
     """Why something that had been admitted ended without its text."""
@@ -148,6 +157,10 @@ class Aborted:
     http_status: int
     retryable: bool
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
+
 
 GenerationEvent = TokensGenerated | Finished | Rejected | Aborted
 
@@ -172,6 +185,7 @@ class Proposal:
         """Refuse an empty prompt and a request for nothing."""
         if not self.prompt_token_ids or self.max_tokens < 1:
             raise ValueError("a proposal needs prompt tokens and max_tokens of at least 1")
+        _check_ends(self.sampling, self.max_tokens, self.end_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,7 @@ class Commit:
     num_blocks: int
     num_tokens: int
     first_token_id: int
+    logprobs: TokenLogprobs | None = None  # of the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,7 @@ class Complete:
 
     first_token_id: int
     reason: FinishReason
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

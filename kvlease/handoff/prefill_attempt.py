@@ -28,6 +28,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.tables import PrefillEvent, PrefillState, prefill_is_over, prefill_move
 from kvlease.handoff.verdicts import aborted
+from kvlease.sampling.tokens import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class ChunkComputed:
 
     num_tokens: int
     first_token_id: int | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class PrefillAttempt:
     num_computed: int = 0
     num_sent: int = 0
     first_token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
     grant: Grant | None = None
 
     @classmethod
@@ -203,12 +206,14 @@ def _computed(attempt: PrefillAttempt, chunk: ChunkComputed) -> Step:
         "the last chunk draws the token"
     )
     moved = _moved(attempt, PrefillEvent.CHUNK)
-    computed = replace(moved, num_computed=chunk.num_tokens, first_token_id=chunk.first_token_id)
+    computed = replace(
+        moved, num_computed=chunk.num_tokens, first_token_id=chunk.first_token_id, logprobs=chunk.logprobs
+    )
     if chunk.first_token_id is None:
         return computed, ()
     reason = _end_at_first_token(computed, chunk.first_token_id)
     if reason is not None:
-        complete = Complete(chunk.first_token_id, reason)
+        complete = Complete(chunk.first_token_id, reason, chunk.logprobs)
         return _moved(computed, PrefillEvent.COMPLETE), (SendDown(complete), Free(), Over())
     return _offer(computed) if computed.state is PrefillState.COMPUTING else (computed, ())
 
@@ -230,5 +235,5 @@ def _commit_if_all_sent(attempt: PrefillAttempt) -> Step:
     if attempt.num_sent < attempt.num_blocks:
         return attempt, ()
     assert attempt.first_token_id is not None, "the last block is sendable only when the last chunk is computed"
-    commit = Commit(attempt.num_sent, attempt.num_tokens, attempt.first_token_id)
+    commit = Commit(attempt.num_sent, attempt.num_tokens, attempt.first_token_id, attempt.logprobs)
     return _moved(attempt, PrefillEvent.COMMIT), (Free(), SendDown(commit))

@@ -53,8 +53,12 @@ def open_channel(address: str, context_length: int, limits: Limits) -> grpc.aio.
 
 
 def make_server(secret: str, context_length: int, limits: Limits) -> grpc.aio.Server:
-    """A server whose every method asks for the secret."""
-    return grpc.aio.server(interceptors=(SecretGate(secret),), options=_options(context_length, limits))
+    """A server whose every method asks for the secret, and which answers RESOURCE_EXHAUSTED beyond `max_calls`."""
+    return grpc.aio.server(
+        interceptors=(SecretGate(secret),),
+        options=_options(context_length, limits),
+        maximum_concurrent_rpcs=limits.max_calls,
+    )
 
 
 class SecretGate(grpc.aio.ServerInterceptor):

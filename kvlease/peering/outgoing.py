@@ -17,7 +17,7 @@ from kvlease.handoff.decode_attempt import Ended
 from kvlease.handoff.limits import Limits as HandoffLimits
 from kvlease.handoff.messages import AbortReason, Epoch
 from kvlease.handoff.verdicts import aborted
-from kvlease.peering.agreement import Party, hello_of
+from kvlease.peering.agreement import Party, hello_of, unfit
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.call_writer import CallWriter
 from kvlease.peering.channels import credentials, open_channel
@@ -69,6 +69,11 @@ class OutgoingPair:
     def is_ready(self) -> bool:
         """Whether attempts may be opened."""
         return self._channel is not None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes while prefill computes or sends anything: its pulse, and the frames that arrived."""
+        return self.life.pulse, self._landing.statistics().num_frames if self._landing is not None else 0
 
     def report(self) -> PairReport:
         """For the status."""
@@ -122,7 +127,7 @@ class OutgoingPair:
             writer = CallWriter[pb.PairUp](call)
             async with asyncio.timeout(self._limits.pair_s):
                 await writer.write(pb.PairUp(hello=hello_of(party, landing.offer)))
-                answer = _answer(await call.read())
+                answer = _answer(await call.read(), party)
                 await landing.establish(answer.answer)
             self._up(answer, channel, landing)
             await self._watch(call, writer, landing)
@@ -149,6 +154,8 @@ class OutgoingPair:
             message = await call.read()
             if not isinstance(message, pb.PairDown):
                 raise PairLost("the prefill server ended the pair")
+            if message.WhichOneof("message") != "heartbeat":
+                raise PairLost("the prefill server sent something else than a heartbeat")
             return Beat(message.heartbeat.pulse, message.heartbeat.busy)
 
         async with asyncio.TaskGroup() as group:
@@ -161,11 +168,16 @@ async def _run(work: Awaitable[None]) -> None:
     await work
 
 
-def _answer(message: object) -> pb.PairAnswer:
+def _answer(message: object, own: Party) -> pb.PairAnswer:
     if not isinstance(message, pb.PairDown):
         raise PairLost("the prefill server ended the pair before it answered")
     if message.WhichOneof("message") == "refused":
         raise PairRefused(message.refused.message)
+    if message.WhichOneof("message") != "answer":
+        raise PairRefused("prefill answered the hello with something else than an answer")
+    wrong = unfit(message.answer, own)
+    if wrong is not None:
+        raise PairRefused(wrong)
     return message.answer
 
 

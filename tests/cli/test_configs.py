@@ -24,6 +24,7 @@ from kvlease.cli.limits import Limits
 from kvlease.cli.serve import make_plan
 from kvlease.cli.settings import Settings
 from prefill_server.config import PrefillConfig
+from tests.rdma.machine import has_rdma_device
 
 MODEL = Path("/models/stub")
 LIMITS = Limits()
@@ -64,9 +65,15 @@ def test_the_url_can_be_used_by_a_client(host: str, url: str) -> None:
     assert make_plan(Settings(host=host), MODEL, 1, (2, 3)).url == url
 
 
-def test_rdma_is_refused_until_there_is_one() -> None:
-    with pytest.raises(ConfigurationError, match="--transport rdma"):
+@pytest.mark.skipif(has_rdma_device(), reason="this machine has an RDMA device")
+def test_rdma_without_a_device_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigurationError, match=r"--transport rdma: .*kvlease doctor"):
         refuse_unusable(Settings(transport="rdma"))
+
+
+def test_a_malformed_device_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--rdma-device"):
+        refuse_unusable(Settings(transport="rdma", rdma_device="a:b"))
 
 
 POOLS = (PoolSize("--prefill-blocks", 43, 16), PoolSize("--decode-blocks", 128, 16))

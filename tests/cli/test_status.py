@@ -23,6 +23,7 @@ DECODE = {
     "blocks": BLOCKS,
     "num_queued": 2,
     "num_running": 3,
+    "transport": "tcp, as asked",
     "pairs": [PAIR, {**PAIR, "peer": "127.0.0.1:9003", "state": "refused", "detail": "other model"}],
 }
 DOCUMENT = {"servers": [{"role": "prefill", "address": "127.0.0.1:9001", "blocks": BLOCKS}, DECODE]}
@@ -55,9 +56,9 @@ def gateway(status: int, body: bytes) -> Iterator[str]:
 def test_the_table_shows_each_server_with_its_blocks_and_pairs() -> None:
     heading, prefill, decode = render_table(DOCUMENT).splitlines()
     assert heading.split()[:3] == ["ROLE", "ADDRESS", "INCARNATION"]
-    assert prefill.split() == ["prefill", "127.0.0.1:9001", "-", "-", "-", "90", "5", "1", "4", "100", "-"]
+    assert prefill.split() == ["prefill", "127.0.0.1:9001", "-", "-", "-", "90", "5", "1", "4", "100", "-", "-"]
     assert decode.split()[:10] == ["decode", "127.0.0.1:9002", "01234567", "2", "3", "90", "5", "1", "4", "100"]
-    assert decode.endswith("tcp 127.0.0.1:9001 paired, tcp 127.0.0.1:9003 refused (other model)")
+    assert decode.endswith("tcp 127.0.0.1:9001 paired, tcp 127.0.0.1:9003 refused (other model)  tcp, as asked")
     assert heading.index("PAIRS") == decode.index("tcp 127.0.0.1:9001")
 
 

@@ -14,20 +14,20 @@ import numpy as np
 from decode_server.app import RunningDecode
 from decode_server.app import serving as serving_decode
 from decode_server.config import DecodeConfig
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.handoff.messages import (
     Finished,
     GenerationEvent,
     GenerationRequest,
     RequestId,
-    SamplingParams,
     TenantId,
     TokensGenerated,
 )
 from kvlease.handoff.wire import decode_event, encode_request
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.limits import Limits
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1.kvlease_pb2_grpc import DecodeStub
 from prefill_server.app import RunningPrefill
 from prefill_server.app import serving as serving_prefill
@@ -54,13 +54,13 @@ def request_of(prompt: Sequence[int], max_tokens: int = 8, **other: object) -> G
         "end_token_ids": frozenset(),
         "remaining_s": 30.0,
         "tenant": TenantId("tests"),
+        "sampling": SamplingParams(),
         **other,
     }
     return GenerationRequest(
         request_id=RequestId(f"r{next(_ids)}"),
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,
-        sampling=SamplingParams(),
         prefill_candidates=(),
         **fields,  # type: ignore[arg-type]
     )
@@ -88,10 +88,9 @@ class Oracle:
         tokens, fresh = list(prompt), prompt
         for _ in range(max_tokens):
             context = runner.ledger.readable(sequence_id, table, len(tokens) - len(fresh))
-            (token,) = runner.run([SequenceStep(context, fresh, SamplingSpec())])
-            assert token is not None
-            tokens.append(token)
-            fresh = (token,)
+            ((drawn,),) = runner.run([SequenceStep(context, fresh, (Draw(SamplingParams()),))])
+            tokens.append(drawn.token_id)
+            fresh = (drawn.token_id,)
         return tuple(tokens[len(prompt) :])
 
 

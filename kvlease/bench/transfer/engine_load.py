@@ -9,11 +9,12 @@ import asyncio
 import time
 
 from kvlease.bench.models import measured_model
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.engine.threads import set_threads
 from kvlease.engine.work_thread import WorkThread
 from kvlease.kvcache.sizing import blocks_for
+from kvlease.sampling.params import SamplingParams
 
 PROMPT_TOKENS = 128
 MOST_TOKENS = 512  # then the streams begin again
@@ -62,7 +63,7 @@ class EngineLoad:
     def _step(self, ids: list[int], tables: list[tuple[int, ...]], length: int, tokens: tuple[int, ...]) -> None:
         readable = self._runner.ledger.readable
         steps = [
-            SequenceStep(readable(sequence_id, table, length), tokens, SamplingSpec())
+            SequenceStep(readable(sequence_id, table, length), tokens, (Draw(SamplingParams()),))
             for sequence_id, table in zip(ids, tables, strict=True)
         ]
         self._runner.run(steps)

@@ -25,7 +25,6 @@ from kvlease.handoff.messages import (
     Proposal,
     Receipt,
     RequestId,
-    SamplingParams,
     TenantId,
 )
 from kvlease.handoff.prefill_attempt import ChunkComputed, Judged, Started
@@ -35,6 +34,7 @@ from kvlease.kvcache.memory import KVMemory, Room
 from kvlease.kvcache.pool import BlockPool
 from kvlease.kvcache.storage import KVStorage
 from kvlease.models.facts import ModelFacts
+from kvlease.sampling.params import SamplingParams
 from prefill_server.departure import DepartureLine
 from prefill_server.prompts import Prompt
 from transport.contract import Departure

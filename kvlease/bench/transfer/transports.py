@@ -1,14 +1,15 @@
-"""The transport that is measured: the servers' own choice, and `memory`, whose two ends are in one process.
+"""The transport that is measured: one of the servers' own, or `memory`, whose two ends are in one process.
 
 Never: falls back from the transport that was named.
 """
 
 from __future__ import annotations
 
-from kvlease.peering.transports import choose_transport
 from transport.contract import Transport
+from transport.errors import TransportRefused
 from transport.limits import Limits
 from transport.memory import MemoryHub, MemoryTransport
+from transport.rdma import DeviceChoice, open_rdma
 from transport.tcp.transport import TcpTransport
 
 MEMORY = "memory"
@@ -27,5 +28,7 @@ def measured_transport(name: str, secret: str, host: str) -> Transport:
             return MemoryTransport(_HUB)
         case "tcp":
             return TcpTransport(secret, host, _PATIENT)
+        case "rdma":
+            return open_rdma(DeviceChoice(), _PATIENT)
         case _:
-            return choose_transport(name, secret, host)
+            raise TransportRefused(f"{name} is no transport that can be measured: tcp, rdma or memory")
