@@ -106,7 +106,10 @@ class WatchedPair:
         """Watches this one."""
         self._pair = pair
         self.seen: dict[type, float] = {}
-        self.standing, self.life = pair.standing, pair.life
+
+    def __getattr__(self, name: str) -> object:
+        """Whatever an attempt asks of its pair beside a stream."""
+        return getattr(self._pair, name)
 
     def open_attempt(self) -> WatchedStream:
         """A new stream, and nothing seen."""

@@ -179,7 +179,7 @@ class SlotLedger:
         assert sequence_id >= 0, f"sequence {sequence_id}"
         if num_tokens == 0:
             return
-        rows, offset = self._rows(table, first_position, num_tokens)
+        rows, offset = self._place(table, first_position, num_tokens)
         window = slice(offset, offset + num_tokens)
         owners, positions = self._owner[rows].reshape(-1)[window], self._positions(first_position, num_tokens)
         proven = owners == sequence_id
@@ -194,7 +194,7 @@ class SlotLedger:
 
     def occupancy(self, sequence_id: int, table: Sequence[int], first_position: int, num_tokens: int) -> Occupancy:
         """What is proven in the slots that these positions would be written to."""
-        rows, offset = self._rows(table, first_position, num_tokens)
+        rows, offset = self._place(table, first_position, num_tokens)
         window = slice(offset, offset + num_tokens)
         owners = self._owner[rows].reshape(-1)[window]
         taken = owners != _NOBODY
@@ -211,6 +211,15 @@ class SlotLedger:
         return rows[slots // self.block_size], slots % self.block_size
 
     # -- inside
+
+    def _place(self, table: Sequence[int], first_position: int, num_tokens: int) -> tuple[int | IntArray, int]:
+        """As `_rows`, with a plain number where one block holds all: one block is the common case, and far cheaper to look at."""
+        first_row, offset = divmod(first_position, self.block_size)
+        if not (0 <= first_row < len(table) and 0 < num_tokens <= self.block_size - offset):
+            return self._rows(table, first_position, num_tokens)
+        block = int(table[first_row])
+        assert 0 <= block < self.num_blocks, f"block {block} of {self.num_blocks}"
+        return block, offset
 
     def _rows(self, table: Sequence[int], first_position: int, num_tokens: int) -> tuple[IntArray, int]:
         """The blocks that hold these positions, and where the first position lies in the first of them."""

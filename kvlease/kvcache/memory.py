@@ -6,7 +6,7 @@ Never: hands out a block whose slots still count as proven for its last owner, o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from kvlease.kvcache.ledger import SlotLedger
@@ -16,15 +16,16 @@ from kvlease.kvcache.storage import KVStorage
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Blocks held for one sequence, whose id is the holder's. `table` in order of position."""
+    """Blocks held for one sequence, whose id is the holder's; `table` has their ids, in order of position."""
 
     holder: HolderId
     handles: tuple[BlockHandle, ...]
+    #: Asked for with every block that lands and every token that is decoded: made once, or a prompt would cost its length squared.
+    table: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def table(self) -> tuple[int, ...]:
-        """Block ids."""
-        return tuple(handle.block for handle in self.handles)
+    def __post_init__(self) -> None:
+        """Make the table."""
+        object.__setattr__(self, "table", tuple(handle.block for handle in self.handles))
 
 
 class KVMemory:

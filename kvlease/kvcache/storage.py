@@ -51,6 +51,11 @@ class KVStorage:
         """Memory of the whole pool."""
         return self.num_blocks * self.block_size * self.layout.token_bytes
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether blocks are copied straight into and out of the pool, without a staging buffer and a device."""
+        return self._host is not None
+
     def array(self, layer: int, name: str) -> torch.Tensor:
         """`[num_blocks, block_size, *shape]`, the memory itself."""
         return self._arrays[layer, name]
