@@ -29,7 +29,7 @@ from kvlease.kvcache.pool import BlockPool
 from kvlease.peering.agreement import party_of
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import aclosing_transport, ended, listen, until_signal
+from kvlease.peering.hosting import aclosing_transport, advertised, ended, listen, until_signal
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
 from kvlease.peering.transports import ChosenTransport, TransportChoice, choose_transport
@@ -41,7 +41,7 @@ from transport.contract import Transport
 class RunningDecode:
     """A decode server that listens, and its parts: for its composition root and for tests of the whole."""
 
-    address: str
+    address: str  # what its peers know it by
     server: grpc.aio.Server
     service: DecodeService
     peers: Peers
@@ -53,7 +53,7 @@ class RunningDecode:
 
 async def run(config: DecodeConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
-    choice = TransportChoice(config.transport, config.host, config.rdma_device)
+    choice = TransportChoice(config.transport, config.host, config.advertise, config.rdma_device)
     chosen = await choose_transport(choice, config.secret)  # before the model: what cannot be had is said at once
     async with aclosing_transport(chosen.transport), _running(config, load_engine(config), chosen) as running:
         ready(running.address)
@@ -85,7 +85,7 @@ async def _start(
     stack.callback(compute_thread.close)
     stack.callback(land_thread.close)
     server = make_server(config.secret, facts.context_length, limits)
-    address = listen(server, config.host, config.port)
+    address = advertised(listen(server, config.host, config.port), config.advertise)
     batch = RunningBatch(kv.ledger, config.max_batch)
     party = party_of(config, runner, address, transport.name)
     counters: Counter[str] = Counter()

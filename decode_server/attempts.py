@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from decode_server.landing import Berth
-from decode_server.memory import DecodeMemory
+from decode_server.memory import DecodeMemory, Rooms
 from decode_server.peers import Peer
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.decode_attempt import (
@@ -22,6 +22,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     OpenLease,
     RoomReserved,
     SendUp,
@@ -34,22 +35,22 @@ from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.handoff.wire import WireError
 from kvlease.kvcache.landing import Expectation
-from kvlease.kvcache.memory import Room
 from kvlease.kvcache.seal import chain_hashes
-from kvlease.kvcache.sizing import blocks_for
+from kvlease.kvcache.sizing import blocks_for, choice_blocks
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The prompt's KV is here, verified, in this room, which is the caller's now."""
+    """The prompt's KV is here, verified, in the first of these rooms, which are the caller's now. First tokens and rooms: one a choice."""
 
-    room: Room
-    first_token_id: int
+    rooms: Rooms
+    first: tuple[DrawnToken, ...]
 
 
 AttemptEnd = Arrived | Complete | Rejected | Aborted
@@ -58,14 +59,18 @@ AttemptEnd = Arrived | Complete | Rejected | Aborted
 class AttemptRun:
     """One attempt at one peer. `run` once."""
 
-    def __init__(self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread) -> None:
+    def __init__(
+        self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread, vocab_size: int
+    ) -> None:
         """Nothing is held or sent before `run`."""
         num_tokens = len(proposal.prompt_token_ids)
         self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
-        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
+        num_blocks = blocks_for(num_tokens, memory.kv.block_size)
+        first = FirstToken(vocab_size, proposal.max_tokens, proposal.end_token_ids)
+        self._attempt = DecodeAttempt(num_tokens, num_blocks, num_choices=proposal.num_choices, first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
-        self._room: Room | None = None
+        self._rooms: Rooms = ()
         self._lease: Lease | None = None
 
     def post(self, happening: DecodeHappening) -> None:
@@ -84,7 +89,7 @@ class AttemptRun:
             return outcome
         finally:
             self._peer.pair.standing.discard(self)
-            self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
+            self._withdraw(stream, tasks, keep_rooms=isinstance(outcome, Arrived))
 
     async def _drive(self, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> AttemptEnd:
         while True:
@@ -96,23 +101,27 @@ class AttemptRun:
 
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
-            assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._room, action.outcome.first_token_id)
+            assert self._rooms, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._rooms, action.outcome.first_tokens)
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
-        """What happened next; under a lease, standing still for too long is something that happens."""
+        """What happened next; while prefill owes its verdict or blocks, standing still for too long is something that happens.
+
+        A prefill server that works for others, or sends to this one, has not come to this attempt yet; one that does neither never will.
+        """
+        lease = self._attempt.lease
+        owes = lease is not None or self._attempt.state is DecodeState.PROPOSED
         while True:
-            patience = self._limits.stall_s if self._attempt.lease is not None else None
+            seen = self._peer.pair.progress
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(self._limits.stall_s if owes else None):
                     return await self._inbox.get()
             except TimeoutError:
-                computing = self._attempt.state is DecodeState.GRANTED
-                if computing and self._peer.pair.life.still_for_s() < self._limits.stall_s:
+                if self._attempt.state is not DecodeState.CLOSING and self._peer.pair.progress != seen:
                     continue
-                missing = self._attempt.num_blocks - (self._attempt.lease.num_verified if self._attempt.lease else 0)
-                message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
+                missing = f"{lease.num_blocks - lease.num_verified} blocks are" if lease else "the verdict is"
+                message = f"{missing} missing and nothing has moved for {self._limits.stall_s} s"
                 return Ended(aborted(AbortReason.PEER_STALLED, message))
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -155,17 +164,19 @@ class AttemptRun:
     async def _find_room(self) -> None:
         proposal, kv = self._proposal, self._memory.kv
         num_tokens = len(proposal.prompt_token_ids)
-        self._room = await self._memory.hold(blocks_for(num_tokens + proposal.max_tokens, kv.block_size))
-        kv.pin((self._room,))
+        sizes = choice_blocks(num_tokens, proposal.max_tokens, proposal.num_choices, kv.block_size)
+        self._rooms = await self._memory.hold(sizes)
+        first = self._rooms[0]
+        kv.pin((first,))
         try:
             # The blocks before are wholly overwritten by what lands; these are written slot by slot.
-            await self._thread.run(kv.scrub, self._room, num_tokens // kv.block_size)
+            await self._thread.run(kv.scrub, first, num_tokens // kv.block_size)
         finally:
-            kv.unpin((self._room,))
-        self.post(RoomReserved(draw_grant(proposal.epoch), self._room.holder))
+            kv.unpin((first,))
+        self.post(RoomReserved(draw_grant(proposal.epoch), first.holder))
 
     def _open(self, lease: Lease) -> None:
-        assert self._room is not None, "the lease is opened for the room that was reserved"
+        assert self._rooms, "the lease is opened for the room that was reserved"
         proposal, block_size = self._proposal, self._memory.kv.block_size
         expectation = Expectation(
             lease.grant.lease_id,
@@ -175,18 +186,18 @@ class AttemptRun:
             lease.num_tokens,
             block_size,
         )
-        self._peer.dock.open(lease, Berth(self._room, expectation, self))
+        self._peer.dock.open(lease, Berth(self._rooms[0], expectation, self))
         self._lease = lease
 
-    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
+    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_rooms: bool) -> None:
         """The lease first: no block can land any more; then the room, at once; then everybody else.
 
         Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
         """
         if self._lease is not None:
             self._peer.dock.end(self._lease.grant.lease_id)
-        if self._room is not None and not keep_room:
-            self._memory.kv.free(self._room)
+        for room in () if keep_rooms else self._rooms:
+            self._memory.kv.free(room)
         for task in tasks:
             task.cancel()
         stream.cancel()

@@ -17,6 +17,7 @@ class DecodeConfig:
     secret: str
     prefill_servers: tuple[str, ...]  # gRPC addresses to pair with
     host: str = "127.0.0.1"
+    advertise: str = ""  # host at which peers reach this server; empty: `host`
     port: int = 0
     dtype: str = "auto"
     device: str = "cpu"

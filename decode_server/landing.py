@@ -73,12 +73,17 @@ class Dock:
         kv = self._memory.kv
         kv.pin((berth.room,))
         try:
-            found = await self._thread.run(
-                land_block, kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content
-            )
+            found = await self._land(berth, content)
         finally:
             kv.unpin((berth.room,))
         self._tell(lease_id, berth, found)
+
+    async def _land(self, berth: Berth, content: memoryview) -> Landed | Refused:
+        kv = self._memory.kv
+        work = (kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content)
+        if kv.storage.is_on_host:
+            return await self._thread.run_copy(len(content), land_block, *work)
+        return await self._thread.run(land_block, *work)
 
     def _tell(self, lease_id: LeaseId, berth: Berth, found: Landed | Refused) -> None:
         if isinstance(found, Refused):

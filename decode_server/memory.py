@@ -10,6 +10,8 @@ import asyncio
 from decode_server.room import RoomQueue
 from kvlease.kvcache.memory import KVMemory, Room
 
+Rooms = tuple[Room, ...]  # of one request, one for each choice; the first holds the prompt
+
 
 class DecodeMemory:
     """The private memory, and those who wait for room in it."""
@@ -19,13 +21,13 @@ class DecodeMemory:
         self.kv = kv
         kv.on_free = self._serve
         self._queue = RoomQueue(max_bypass)
-        self._waiting: dict[int, tuple[int, asyncio.Future[Room]]] = {}
+        self._waiting: dict[int, tuple[tuple[int, ...], asyncio.Future[Rooms]]] = {}
 
-    async def hold(self, num_blocks: int) -> Room:
-        """Room for a new sequence, when it is this caller's turn. Cancelled: nothing is held."""
-        future: asyncio.Future[Room] = asyncio.get_running_loop().create_future()
-        number = self._queue.ask(num_blocks)
-        self._waiting[number] = (num_blocks, future)
+    async def hold(self, sizes: tuple[int, ...]) -> Rooms:
+        """Room of each size (blocks) for a new request, all at once, when it is this caller's turn. Cancelled: nothing is held."""
+        future: asyncio.Future[Rooms] = asyncio.get_running_loop().create_future()
+        number = self._queue.ask(sum(sizes))
+        self._waiting[number] = (sizes, future)
         self._serve()
         try:
             return await asyncio.shield(future)
@@ -33,13 +35,14 @@ class DecodeMemory:
             self._queue.withdraw(number)
             self._waiting.pop(number, None)
             if future.done():
-                self.kv.free(future.result())
+                for room in future.result():
+                    self.kv.free(room)
             self._serve()  # who waited behind this one may fit
             raise
 
     def _serve(self) -> None:
         while (number := self._queue.serve(self.kv.counts().free)) is not None:
-            num_blocks, future = self._waiting.pop(number)
-            room = self.kv.hold(num_blocks)
-            assert room is not None, "the queue serves only what fits"
-            future.set_result(room)
+            sizes, future = self._waiting.pop(number)
+            rooms = tuple(room for room in map(self.kv.hold, sizes) if room is not None)
+            assert len(rooms) == len(sizes), "the queue serves only what fits"
+            future.set_result(rooms)

@@ -28,5 +28,5 @@ async def decode_tokens(batch: RunningBatch, memory: DecodeMemory, runner: Runne
             if isinstance(result, Failure):
                 batch.fail(sequence, result.message)
             else:
-                assert result is not None, "every decode step wants a token"
-                batch.publish(sequence, result)
+                (drawn,) = result  # every decode step wants one token
+                batch.publish(sequence, drawn)

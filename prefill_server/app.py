@@ -22,7 +22,7 @@ from kvlease.kvcache.seal import sealed_block_bytes
 from kvlease.peering.agreement import party_of
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import aclosing_transport, ended, listen, until_signal
+from kvlease.peering.hosting import aclosing_transport, advertised, ended, listen, until_signal
 from kvlease.peering.incoming import IncomingPair, IncomingPairs
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
@@ -41,7 +41,7 @@ from transport.contract import Transport
 class RunningPrefill:
     """A prefill server that listens, and its parts: for its composition root and for tests of the whole."""
 
-    address: str
+    address: str  # what its peers know it by
     server: grpc.aio.Server
     kv: KVMemory
     service: PrefillService
@@ -53,7 +53,7 @@ class RunningPrefill:
 
 async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
-    choice = TransportChoice(config.transport, config.host, config.rdma_device)
+    choice = TransportChoice(config.transport, config.host, config.advertise, config.rdma_device)
     chosen = await choose_transport(choice, config.secret)  # before the model: what cannot be had is said at once
     async with aclosing_transport(chosen.transport), _running(config, load_engine(config), chosen) as running:
         ready(running.address)
@@ -86,7 +86,7 @@ async def _start(
     stack.callback(compute_thread.close)
     stack.callback(seal_thread.close)
     server = make_server(config.secret, facts.context_length, limits)
-    address = listen(server, config.host, config.port)
+    address = advertised(listen(server, config.host, config.port), config.advertise)
     queue = PromptQueue(kv, config.chunk_tokens)
     compute = ComputeLoop(queue, kv, runner, compute_thread)
     party = party_of(config, runner, address, transport.name)

@@ -16,6 +16,7 @@ class PrefillConfig:
     model: Path
     secret: str
     host: str = "127.0.0.1"
+    advertise: str = ""  # host at which peers reach this server; empty: `host`
     port: int = 0  # of gRPC; 0: any free one, printed
     dtype: str = "auto"
     device: str = "cpu"

@@ -12,8 +12,9 @@ from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.messages import AbortReason
 from kvlease.handoff.prefill_attempt import BlockSent, EndedHere
 from kvlease.handoff.verdicts import aborted
-from kvlease.kvcache.departure import seal_block
+from kvlease.kvcache.departure import DepartureLease, seal_block
 from kvlease.kvcache.errors import UnprovenSlot
+from kvlease.kvcache.ledger import ComputedBlocks
 from kvlease.kvcache.memory import KVMemory
 from prefill_server.prompts import Prompt
 from transport.contract import Departure, Slot
@@ -61,9 +62,7 @@ class DepartureLine:
         num_bytes = 0
         self._kv.pin((room,))
         try:
-            num_bytes = await self._thread.run(
-                seal_block, self._kv.storage, computed, lease, prompt.attempt.num_sent, slot.memory
-            )
+            num_bytes = await self._seal(computed, lease, prompt.attempt.num_sent, slot)
         except UnprovenSlot as error:
             # This prompt's blocks are not what they should be; the pair's other prompts go on.
             self._counters["seals_refused"] += 1
@@ -77,3 +76,10 @@ class DepartureLine:
         self._counters["blocks_sent"] += 1
         if not prompt.happen(BlockSent()).may_send:
             self.leave(prompt)
+
+    async def _seal(self, computed: ComputedBlocks, lease: DepartureLease, position: int, slot: Slot) -> int:
+        storage = self._kv.storage
+        work = (storage, computed, lease, position, slot.memory)
+        if storage.is_on_host:
+            return await self._thread.run_copy(len(slot.memory), seal_block, *work)
+        return await self._thread.run(seal_block, *work)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlease.engine.isolation import Failure, Runner, run_isolated
+from kvlease.engine.isolation import Failure, Result, Runner, run_isolated
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.messages import AbortReason
 from kvlease.handoff.prefill_attempt import ChunkComputed, EndedHere
@@ -38,7 +38,7 @@ class ComputeLoop:
             for chunk, result in zip(chunks, results, strict=True):
                 self._publish(chunk, result)
 
-    async def _compute(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+    async def _compute(self, chunks: list[Chunk]) -> list[Result]:
         rooms = tuple(chunk.room for chunk in chunks)
         self.kv.pin(rooms)
         self.is_busy = True
@@ -48,13 +48,13 @@ class ComputeLoop:
             self.is_busy = False
             self.kv.unpin(rooms)
 
-    def _pass(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+    def _pass(self, chunks: list[Chunk]) -> list[Result]:
         for chunk in chunks:
             if chunk.is_new:
                 self.kv.scrub(chunk.room)
         return run_isolated(self.runner, [chunk.step for chunk in chunks])
 
-    def _publish(self, chunk: Chunk, result: int | Failure | None) -> None:
+    def _publish(self, chunk: Chunk, result: Result) -> None:
         prompt = chunk.prompt
         if prompt.room is not chunk.room:
             return  # ended while the pass ran
@@ -62,5 +62,9 @@ class ComputeLoop:
             prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, result.message)))
             return
         prompt.computed = self.kv.ledger.computed(chunk.room.holder, chunk.room.table, chunk.end)
-        prompt.happen(ChunkComputed(chunk.end, result))
+        if result:
+            first, *further = result  # of the prompt's last chunk, one for each choice
+            prompt.happen(ChunkComputed(chunk.end, first.token_id, first.logprobs, tuple(further)))
+        else:
+            prompt.happen(ChunkComputed(chunk.end, None))
         self.queue.computed(prompt)

@@ -18,6 +18,7 @@ from gateway.config import GatewayConfig
 from kvlease.cli.errors import ConfigurationError
 from kvlease.cli.limits import Limits
 from kvlease.cli.options import SECRET_VARIABLE, flag_of
+from kvlease.cli.settings import is_everywhere
 from prefill_server.config import PrefillConfig
 from transport.errors import TransportRefused
 from transport.rdma import DeviceChoice, usable_link
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ServerConfig = GatewayConfig | PrefillConfig | DecodeConfig
 HTTP_PORT = 8000
+LOOPBACK = "127.0.0.1"
 
 
 def gateway_config(
@@ -54,6 +56,7 @@ def prefill_config(settings: Settings, model: Path, secret: str, host: str, port
         model=model,
         secret=secret,
         host=host,
+        advertise=settings.advertise,
         port=port,
         dtype=settings.dtype,
         device=settings.device,
@@ -79,6 +82,7 @@ def decode_config(
         secret=secret,
         prefill_servers=prefill,
         host=host,
+        advertise=settings.advertise,
         port=port,
         dtype=settings.dtype,
         device=settings.device,
@@ -133,6 +137,11 @@ def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:
     return tuple(keys.items())
 
 
+def first_api_key(settings: Settings) -> str:
+    """A key that the gateway knows; empty where no file of keys is given."""
+    return read_api_keys(settings.api_keys_file)[0][0] if settings.api_keys_file else ""
+
+
 def take_secret(settings: Settings, environ: MutableMapping[str, str], limits: Limits) -> str:
     """The cluster's secret from its file or the environment, which then no longer holds it.
 
@@ -165,6 +174,22 @@ def require_addresses(settings: Settings, *names: str) -> None:
     for name in names:
         if not getattr(settings, name):
             raise ConfigurationError(f"{flag_of(name)} is missing: name at least one server as host:port")
+
+
+def require_a_name_for_peers(settings: Settings) -> None:
+    """Refuse an engine's server that listens everywhere and does not say where that is."""
+    if is_everywhere(settings.host) and not settings.advertise:
+        raise ConfigurationError(
+            f"--host {settings.host} is every address of this machine, and none that a peer could connect to:"
+            " add --advertise with the name or address at which the others reach this server"
+        )
+
+
+def shown_host(host: str) -> str:
+    """`host` as a part of an address that is used on this machine: what listens everywhere is reached over loopback."""
+    if is_everywhere(host):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host
 
 
 def to_document(config: ServerConfig) -> dict[str, object]:

@@ -24,7 +24,9 @@ from kvlease.cli.settings import (
     DOCTOR,
     ENV_PREFIX,
     GATEWAY,
+    HEALTH,
     PREFILL,
+    PREPARE,
     SERVE,
     STATUS,
     Settings,
@@ -42,6 +44,8 @@ COMMANDS = {
     DECODE: "run one decode server",
     STATUS: "show every server of a running cluster",
     DOCTOR: "say what this machine needs to move blocks by RDMA, and try it",
+    HEALTH: "ask the server of this machine, or of this container, whether it is well",
+    PREPARE: "fetch and convert the model, so that servers find it ready",
 }
 
 
@@ -182,6 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
             ),
             command,
         )
+    commands.add_parser("bench", help="measure a server, a transport or the handoff")  # see kvlease.cli.bench
     return parser
 
 

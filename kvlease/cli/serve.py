@@ -26,10 +26,12 @@ from kvlease.cli.child import limit_threads
 from kvlease.cli.cluster import Cluster, ServerProcess
 from kvlease.cli.configs import (
     HTTP_PORT,
+    LOOPBACK,
     ServerConfig,
     decode_config,
     gateway_config,
     prefill_config,
+    shown_host,
     to_document,
 )
 from kvlease.cli.errors import Unreachable
@@ -41,7 +43,6 @@ from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, Settings
 from kvlease.cli.supervision import Tier
 from prefill_server.config import PrefillConfig
 
-_LOOPBACK = "127.0.0.1"
 _OK = 200
 _TIERS = {PrefillConfig: Tier.PREFILL, DecodeConfig: Tier.DECODE, GatewayConfig: Tier.GATEWAY}
 
@@ -70,7 +71,7 @@ def serve(settings: Settings, program: tuple[str, ...] = SERVER_PROGRAM, prepare
     with ExitStack() as reservations:
         http_port = reservations.enter_context(reserve_port(settings.host, _http_port(settings))).getsockname()[1]
         num_engines = settings.prefill_servers + settings.decode_servers
-        held = [reservations.enter_context(reserve_port(_LOOPBACK, 0)) for _ in range(num_engines)]
+        held = [reservations.enter_context(reserve_port(LOOPBACK, 0)) for _ in range(num_engines)]
         model = prepare_model(settings, _pools(settings))
         plan = make_plan(settings, model, http_port, tuple(sock.getsockname()[1] for sock in held))
         processes = [
@@ -97,25 +98,18 @@ def make_plan(settings: Settings, model: Path, http_port: int, engine_ports: tup
     secret = secrets.token_hex(32)
     settings = settings.model_copy(update={"threads": settings.threads or 1, "port": http_port})
     prefill_ports, decode_ports = engine_ports[: settings.prefill_servers], engine_ports[settings.prefill_servers :]
-    prefill_at = tuple(f"{_LOOPBACK}:{port}" for port in prefill_ports)
-    decode_at = tuple(f"{_LOOPBACK}:{port}" for port in decode_ports)
+    prefill_at = tuple(f"{LOOPBACK}:{port}" for port in prefill_ports)
+    decode_at = tuple(f"{LOOPBACK}:{port}" for port in decode_ports)
     gateway = gateway_config(settings, model, secret, prefill_at, decode_at)
     servers: list[tuple[str, str, ServerConfig]] = []
     for index, port in enumerate(prefill_ports):
-        servers.append((f"prefill-{index}", PREFILL, prefill_config(settings, model, secret, _LOOPBACK, port)))
+        servers.append((f"prefill-{index}", PREFILL, prefill_config(settings, model, secret, LOOPBACK, port)))
     for index, port in enumerate(decode_ports):
-        config = decode_config(settings, model, secret, (_LOOPBACK, port), prefill_at)
+        config = decode_config(settings, model, secret, (LOOPBACK, port), prefill_at)
         servers.append((f"decode-{index}", DECODE, config))
     servers.append(("gateway", GATEWAY, gateway))
     api_key = gateway.api_keys[0][0] if gateway.api_keys else ""
-    return Plan(tuple(servers), f"http://{_shown_host(settings.host)}:{http_port}", api_key)
-
-
-def _shown_host(host: str) -> str:
-    """An address a client can use: what listens everywhere is reached here over loopback."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
-        return _LOOPBACK
-    return f"[{host}]" if ":" in host else host
+    return Plan(tuple(servers), f"http://{shown_host(settings.host)}:{http_port}", api_key)
 
 
 def to_process(name: str, program: tuple[str, ...], config: ServerConfig, settings: Settings) -> ServerProcess:

@@ -18,10 +18,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """What the operator asks for: `auto`, `tcp` or `rdma`, the address for tcp, and `NAME[:PORT[:GID_INDEX]]` or nothing for rdma."""
+    """What the operator asks for: `auto`, `tcp` or `rdma`.
+
+    For tcp: `host` is listened on, and peers are told to connect to `advertise`, or to `host` where that is empty. For rdma:
+    `NAME[:PORT[:GID_INDEX]]`, or nothing for the first that can be used.
+    """
 
     name: str
     host: str
+    advertise: str = ""
     rdma_device: str = ""
 
 
@@ -39,18 +44,22 @@ async def choose_transport(choice: TransportChoice, secret: str) -> ChosenTransp
     `auto` is rdma where it can be had, else tcp. The account says what was found, and goes to the log and the server's status.
     """
     if choice.name == "tcp":
-        chosen = ChosenTransport(TcpTransport(secret, choice.host), "tcp, as asked")
+        chosen = ChosenTransport(_tcp(choice, secret), "tcp, as asked")
     elif choice.name == "rdma":
         chosen = await _rdma(choice)
     elif choice.name == "auto":
         try:
             chosen = await _rdma(choice)
         except TransportRefused as error:
-            chosen = ChosenTransport(TcpTransport(secret, choice.host), f"tcp, since rdma cannot be had: {error}")
+            chosen = ChosenTransport(_tcp(choice, secret), f"tcp, since rdma cannot be had: {error}")
     else:
         raise TransportRefused(f"unknown transport {choice.name!r}: choose auto, tcp or rdma")
     logger.info("transport.chosen", extra={"transport": chosen.transport.name, "account": chosen.account})
     return chosen
+
+
+def _tcp(choice: TransportChoice, secret: str) -> Transport:
+    return TcpTransport(secret, choice.host, advertise=choice.advertise)
 
 
 async def _rdma(choice: TransportChoice) -> ChosenTransport:

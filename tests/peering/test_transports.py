@@ -16,7 +16,7 @@ without_device = pytest.mark.skipif(has_rdma_device(), reason="this machine has 
 
 def choose(name: str, rdma_device: str = "") -> ChosenTransport:
     async def chosen() -> ChosenTransport:
-        found = await choose_transport(TransportChoice(name, "127.0.0.1", rdma_device), "a secret")
+        found = await choose_transport(TransportChoice(name, "127.0.0.1", rdma_device=rdma_device), "a secret")
         await found.transport.close()
         return found
 
