@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from decode_server.landing import Berth
+from decode_server.holding import AttemptHolding
 from decode_server.memory import DecodeMemory
 from decode_server.peers import Peer
 from kvlease.engine.work_thread import WorkThread
@@ -27,15 +27,12 @@ from kvlease.handoff.decode_attempt import (
     SendUp,
     decode_step,
 )
-from kvlease.handoff.lease_book import Lease
 from kvlease.handoff.limits import Limits
 from kvlease.handoff.messages import Aborted, AbortReason, Complete, Proposal, Rejected
 from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.handoff.wire import WireError
-from kvlease.kvcache.landing import Expectation
 from kvlease.kvcache.memory import Room
-from kvlease.kvcache.seal import chain_hashes
 from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
@@ -65,8 +62,7 @@ class AttemptRun:
         self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
-        self._room: Room | None = None
-        self._lease: Lease | None = None
+        self._holding = AttemptHolding(proposal, memory.kv, peer.dock)
 
     def post(self, happening: DecodeHappening) -> None:
         """Something happened."""
@@ -96,8 +92,8 @@ class AttemptRun:
 
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
-            assert self._room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._room, action.outcome.first_token_id)
+            assert self._holding.room is not None, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._holding.room, action.outcome.first_token_id)
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
@@ -131,7 +127,7 @@ class AttemptRun:
             case AskRoom():
                 tasks.append(self._start(self._find_room()))
             case OpenLease(lease):
-                self._open(lease)
+                self._holding.open(lease, self)
             case SendUp():
                 await self._send(stream, action)
 
@@ -153,40 +149,21 @@ class AttemptRun:
         self.post(Ended(reason))
 
     async def _find_room(self) -> None:
-        proposal, kv = self._proposal, self._memory.kv
-        num_tokens = len(proposal.prompt_token_ids)
-        self._room = await self._memory.hold(blocks_for(num_tokens + proposal.max_tokens, kv.block_size))
-        kv.pin((self._room,))
+        holding = self._holding
+        room = await self._memory.hold(holding.num_blocks)
+        holding.take(room)
         try:
-            # The blocks before are wholly overwritten by what lands; these are written slot by slot.
-            await self._thread.run(kv.scrub, self._room, num_tokens // kv.block_size)
+            await self._thread.run(holding.scrub, room)
         finally:
-            kv.unpin((self._room,))
-        self.post(RoomReserved(draw_grant(proposal.epoch), self._room.holder))
-
-    def _open(self, lease: Lease) -> None:
-        assert self._room is not None, "the lease is opened for the room that was reserved"
-        proposal, block_size = self._proposal, self._memory.kv.block_size
-        expectation = Expectation(
-            lease.grant.lease_id,
-            lease.grant.nonce,
-            proposal.fingerprint,
-            chain_hashes(proposal.prompt_token_ids, block_size),
-            lease.num_tokens,
-            block_size,
-        )
-        self._peer.dock.open(lease, Berth(self._room, expectation, self))
-        self._lease = lease
+            holding.scrubbed(room)
+        self.post(RoomReserved(draw_grant(self._proposal.epoch), room.holder))
 
     def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
-        """The lease first: no block can land any more; then the room, at once; then everybody else.
+        """What is held, at once; then everybody else.
 
         Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
         """
-        if self._lease is not None:
-            self._peer.dock.end(self._lease.grant.lease_id)
-        if self._room is not None and not keep_room:
-            self._memory.kv.free(self._room)
+        self._holding.give_back(keep_room=keep_room)
         for task in tasks:
             task.cancel()
         stream.cancel()
