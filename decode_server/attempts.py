@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 
 from decode_server.holding import AttemptHolding
@@ -132,10 +133,9 @@ class AttemptRun:
                 await self._send(stream, action)
 
     async def _send(self, stream: AttemptStream, action: SendUp) -> None:
-        try:
+        """A stream that has ended takes no message. Only its reader says so, after everything that prefill said before the end."""
+        with suppress(PairLost):
             await stream.send(action.message)
-        except PairLost as error:
-            self.post(Ended(aborted(AbortReason.PEER_LOST, str(error))))
 
     async def _listen(self, stream: AttemptStream) -> None:
         try:

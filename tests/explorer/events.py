@@ -1,0 +1,239 @@
+"""What may happen in a state: the system's own moves, and faults. Each fault costs one of the run's budget.
+
+No clock: a deadline and a stall are events that may happen. A stall also happens by itself where everything else stands still,
+since the 2 s of a lease without progress do pass; a deadline never helps anybody here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvlease.handoff.decode_attempt import Ended
+from kvlease.handoff.messages import AbortReason
+from kvlease.handoff.tables import DecodeState
+from kvlease.handoff.verdicts import aborted
+from kvlease.kvcache.seal import SEAL_BYTES
+from tests.explorer.net import NUM_SLOTS, Key
+from tests.explorer.world import State, World
+
+Event = tuple[str, *tuple[object, ...]]
+
+FAULTS = frozenset(
+    {
+        "leave",  # the client cancels, or its deadline passes on decode
+        "deadline",  # passes on prefill first
+        "stall",
+        "break stream",
+        "break channel",
+        "stray",
+        "fail prefill",
+        "fail decode",
+        "crash prefill",
+        "crash decode",
+    }
+)
+
+
+def own_moves(state: State) -> Iterator[Event]:
+    """What happens without any fault. Some may turn out to change nothing."""
+    d, p, channel = state.decode, state.prefill, state.channel
+    for index, request in enumerate(d.requests):
+        if request.stage == "new":
+            yield ("arrive", index)
+    for key, stream in state.streams:
+        if stream.prefill_hears and stream.up:
+            yield ("take up", key)
+        if stream.prefill_hears and stream.up_ends:
+            yield ("end up", key)
+        if stream.decode_hears and stream.down:
+            yield ("take down", key)
+        elif stream.decode_hears and stream.down_ends:
+            yield ("end down", key)
+    if p.chunks:
+        yield ("end pass", -1)
+    elif p.waiting or p.begun:
+        yield ("begin pass",)
+    if p.sealing:
+        yield ("end seal",)
+    elif channel.prefill_believes and channel.has_credit and any(name[2] == channel.epoch for name in p.line):
+        yield ("begin seal",)
+    if d.landing:
+        yield ("end landing", "")
+    elif channel.decode_believes and channel.has_frame:
+        yield ("begin landing",)
+    for number in range(len(d.scrubs)):
+        yield ("end scrub", number)
+    if d.step:
+        yield ("end step", -1)
+    elif d.batch:
+        yield ("begin step",)
+    yield from _notices(state)
+
+
+def _notices(state: State) -> Iterator[Event]:
+    channel = state.channel
+    if channel.is_broken and channel.decode_believes:
+        yield ("decode notices",)
+    if channel.is_broken and channel.prefill_believes:
+        yield ("prefill notices", channel.epoch)
+    for epoch in state.old_epochs:
+        yield ("prefill notices", epoch)
+    if not channel.decode_believes:
+        yield ("pair again",)
+
+
+def last_resort(state: State) -> Iterator[Event]:
+    """What time alone brings when nothing else can happen: the stall of a lease whose manifest is here."""
+    for index, request in enumerate(state.decode.requests):
+        if request.attempt is not None and request.attempt.state is DecodeState.CLOSING:
+            yield ("stall", index)
+
+
+def faults(state: State, kinds: frozenset[str]) -> Iterator[Event]:
+    """Those of these kinds that could happen now."""
+    if not state.faults_left:
+        return
+    for event in _all_faults(state):
+        if _KIND_OF.get(str(event[0]), str(event[0])) in kinds:
+            yield event
+
+
+_KIND_OF = {"end pass": "fail prefill", "end step": "fail decode", "end landing": "stray"}
+
+
+def _all_faults(state: State) -> Iterator[Event]:
+    d, p, channel = state.decode, state.prefill, state.channel
+    for index, request in enumerate(d.requests):
+        if request.stage in ("attempt", "running"):
+            yield ("leave", index)
+        if request.attempt is not None and request.attempt.lease is not None:
+            yield ("stall", index)
+    for name, _ in p.prompts:
+        yield ("deadline", name[:2])
+    for key, stream in state.streams:
+        if not (stream.up_ends and stream.down_ends):
+            yield ("break stream", key)
+    if not channel.is_broken:
+        yield ("break channel",)
+        for number in channel.arrived:
+            for how in ("garble", "header", "replay"):
+                yield ("stray", number, how)
+    if d.landing:
+        yield ("end landing", "torn")
+        yield ("end landing", "late")
+    yield from (("end pass", name) for name in sorted({c.prompt.name[0] for c in p.chunks}))  # type: ignore[attr-defined]
+    yield from (("end step", index) for index, _, _ in d.step)
+    for side in ("crash prefill", "crash decode"):
+        if side not in state.crashes:
+            yield (side,)
+
+
+def perform(world: World, event: Event, *, is_fault: bool) -> None:
+    """Let it happen. Whom a fault may hurt is written down before."""
+    if is_fault:
+        world.faults_left -= 1
+        world.hurt |= _hurt_by(world, event)
+    name, arguments = str(event[0]), event[1:]
+    _PERFORMERS[name](world, *arguments)
+
+
+def _hurt_by(world: World, event: Event) -> set[int]:
+    match event:
+        case ("leave" | "stall" | "end step" | "end pass", int(index)):
+            return {index}
+        case ("deadline" | "break stream", (int(index), int())):
+            return {index}
+        case ("stray", int(number), "replay"):
+            return {_owner(world, number), _owner(world, number + 1)}
+        case ("stray", int(number), _):
+            return {_owner(world, number)}
+        case ("end landing", "torn"):
+            assert world.d.landing is not None
+            return {world.d.landing.docking.lease_id[5]}
+        case ("end landing", "late"):
+            return set()
+        case _:
+            return set(range(len(world.d.requests)))
+
+
+def _owner(world: World, number: int) -> int:
+    frame = world.channel.slots[number % NUM_SLOTS]
+    return frame[16 + 5] if frame else 0
+
+
+def _stray(world: World, number: int, how: str) -> None:
+    slot = number % NUM_SLOTS
+    frame = bytearray(world.channel.slots[slot])
+    if how == "garble":
+        frame[SEAL_BYTES] ^= 0xFF
+    elif how == "header":
+        frame[0] ^= 0xFF
+    else:
+        frame = bytearray(world.channel.slots[1 - slot]) or frame
+    world.channel = world.channel.with_slot(slot, bytes(frame))
+
+
+def _stall(world: World, index: int) -> None:
+    request = world.d.requests[index]
+    end = Ended(aborted(AbortReason.PEER_STALLED, "nothing has moved"))
+    world.decode_happens((index, request.attempt_number), end)
+    world.listen()
+
+
+def _deadline(world: World, key: Key) -> None:
+    world.tell_prefill(key, AbortReason.DEADLINE, "the deadline has passed")
+
+
+def _break_stream(world: World, key: Key) -> None:
+    world.streams[key] = world.streams[key].broken()
+
+
+def _break_channel(world: World) -> None:
+    world.channel = replace(world.channel, is_broken=True)
+
+
+def _crash(world: World, side: str) -> None:
+    world.crashes |= {f"crash {side}"}
+    if side == "decode":
+        world.crash_decode()
+    else:
+        world.crash_prefill()
+
+
+def _begin_step(world: World) -> None:
+    world.d.begin_step()
+    world.listen()
+
+
+def _failing(request: int) -> frozenset[int]:
+    return frozenset({request} - {-1})
+
+
+_PERFORMERS = {
+    "arrive": World.arrive,
+    "take up": World.take_up,
+    "end up": World.end_up,
+    "take down": World.take_down,
+    "end down": World.end_down,
+    "begin pass": World.begin_pass,
+    "end pass": lambda world, request: world.end_pass(_failing(request)),
+    "begin seal": lambda world: world.p.begin_seal(world.channel.epoch),
+    "end seal": World.end_seal,
+    "begin landing": World.begin_landing,
+    "end landing": World.end_landing,
+    "end scrub": World.end_scrub,
+    "begin step": _begin_step,
+    "end step": lambda world, request: world.end_step(_failing(request)),
+    "decode notices": World.decode_notices,
+    "prefill notices": World.prefill_notices,
+    "pair again": World.pair_again,
+    "leave": World.leave,
+    "stall": _stall,
+    "deadline": _deadline,
+    "break stream": _break_stream,
+    "break channel": _break_channel,
+    "stray": _stray,
+    "crash prefill": lambda world: _crash(world, "prefill"),
+    "crash decode": lambda world: _crash(world, "decode"),
+}
