@@ -18,12 +18,12 @@ from kvlease.engine.isolation import run_isolated
 from kvlease.handoff.decode_attempt import DecodeAttempt
 from kvlease.handoff.lease_book import Lease, LeaseBook
 from kvlease.handoff.messages import GenerationEvent, LeaseId
-from kvlease.kvcache.landing import Landed, Refused
 from kvlease.kvcache.memory import KVMemory, Room
 from kvlease.kvcache.pool import BlockPool
 from tests.explorer.ghost import REMAINS, GhostLedger, GhostRunner, GhostStorage, holder_of, plain, request_of
 from tests.explorer.net import Key
 from tests.explorer.requests import Scenario, proposal_value, request_value
+from tests.explorer.side import Effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class DecodeState:
     scrubs: tuple[tuple[Key, int, Room], ...] = ()
     batch: tuple[int, ...] = ()
     step: tuple[tuple[int, Room, SequenceStep], ...] = ()
+    number: int = field(default=-1, compare=False)
 
     def key(self) -> tuple[object, ...]:
         return (
@@ -84,11 +85,11 @@ class NamedInbox:
         self.news.append((self.name, happening))
 
 
-class DecodeSide:
+class DecodeObjects:
     """One set of shipped objects for all states."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+        self.scenario = scenario
         num_blocks = scenario.decode_blocks
         self.storage, self.ledger = GhostStorage(num_blocks), GhostLedger(num_blocks)
         self.kv = KVMemory(BlockPool(num_blocks), self.ledger, self.storage)
@@ -98,6 +99,7 @@ class DecodeSide:
         self.batch = RunningBatch(self.ledger, 8)
         self.runner = GhostRunner(self.storage, self.ledger)
         self.news: list[tuple[Key, Any]] = []
+        self.effects: list[Effect] = []
         self.requests: list[RequestState] = []
         self.tickets: dict[int, tuple[Key, int]] = {}
         self.landing: LandingWork | None = None
@@ -108,7 +110,6 @@ class DecodeSide:
             Sequence(request_value(i, spec), cast(Any, None), []) for i, spec in enumerate(scenario.specs)
         ]
         self._inboxes: dict[Key, NamedInbox] = {}
-        self.on_room: Callable[[Key, Room], None] = lambda _key, _room: None
         fresh = BlockPool(num_blocks)
         remains = REMAINS * (len(self.storage.save()) // len(REMAINS))
         requests = tuple(RequestState() for _ in scenario.specs)
@@ -164,7 +165,11 @@ class DecodeSide:
             self.step,
         )
 
-    # -- what happens
+    @property
+    def pool(self) -> BlockPool:
+        return self.kv.pool
+
+    # -- the parts that a server's methods are made of
 
     def holding(self, index: int) -> AttemptHolding:
         """What the request's attempt holds, as the state has it."""
@@ -177,7 +182,7 @@ class DecodeSide:
         """Any attempt's, also of one that is over."""
         name = (*key, epoch)
         if name not in self._holdings:
-            proposal = proposal_value(key[0], self._scenario.specs[key[0]], key[1], epoch)
+            proposal = proposal_value(key[0], self.scenario.specs[key[0]], key[1], epoch)
             self._holdings[name] = AttemptHolding(proposal, self.kv, self.dock)
         return self._holdings[name]
 
@@ -190,7 +195,13 @@ class DecodeSide:
         self.memory.ask(num_blocks, self._taker(key))
 
     def _taker(self, key: Key) -> Callable[[Room], None]:
-        return lambda room: self.on_room(key, room)
+        return lambda room: self.room_came(key, room)
+
+    def room_came(self, key: Key, room: Room) -> None:
+        self.effects.append(("touched", key, "held at decode"))
+        self.holding(key[0]).take(room)
+        self.requests[key[0]] = replace(self.requests[key[0]], room=room)
+        self.scrubs = (*self.scrubs, (key, self.requests[key[0]].epoch, room))
 
     def withdraw_ticket(self, key: Key) -> None:
         for number, (owner, _) in tuple(self.tickets.items()):
@@ -198,18 +209,9 @@ class DecodeSide:
                 del self.tickets[number]
                 self.memory.withdraw(number)
 
-    def begin_landing(self, frame: bytes) -> bool:
-        """Whether the block found its lease."""
-        docking = self.dock.begin(memoryview(frame))
-        self.landing = docking and LandingWork(docking)
-        return docking is not None
-
-    def judge_landing(self, work: LandingWork, ring: bytearray) -> Landed | Refused:
-        return self.dock.judge(work.docking, memoryview(ring))
-
-    def join(self, index: int, room: Room, first_token_id: int) -> None:
+    def text_begins(self, index: int, room: Room, first_token_id: int) -> None:
         """The prompt has arrived: as the service does it."""
-        request = request_value(index, self._scenario.specs[index])
+        request = request_value(index, self.scenario.specs[index])
         sequence = self._sequences[index]
         sequence.room, sequence.token_ids, sequence.is_over = room, list(request.prompt_token_ids), False
         num_prompt_blocks = -(-len(request.prompt_token_ids) // self.kv.block_size)
@@ -217,7 +219,7 @@ class DecodeSide:
         if not sequence.take(first_token_id):
             self.batch.join(sequence)
 
-    def leave(self, index: int) -> None:
+    def text_ends(self, index: int) -> None:
         """The request's text has ended, whatever the cause: as the service's last lines do it."""
         sequence = self._sequences[index]
         sequence.is_over = True
@@ -234,11 +236,11 @@ class DecodeSide:
         sequence = self._sequences[index]
         return tuple(sequence.token_ids), sequence.is_over
 
-    def begin_step(self) -> None:
+    def step_begins(self) -> None:
         taken = begin_step(self.batch, self.kv)
         self.step = tuple((self._sequences.index(seq), seq.room, step) for seq, step in taken)
 
-    def end_step(self, failing: frozenset[int]) -> None:
+    def step_ends(self, failing: frozenset[int]) -> None:
         work, self.step, self.runner.failing = self.step, (), failing
         taken = [(self._at_work(index, room), step) for index, room, step in work]
         results = run_isolated(self.runner, [step for _, step in taken])

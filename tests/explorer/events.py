@@ -6,11 +6,11 @@ since the 2 s of a lease without progress do pass; a deadline never helps anybod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 from kvlease.handoff.decode_attempt import Ended
 from kvlease.handoff.messages import AbortReason
+from kvlease.handoff.prefill_attempt import EndedHere
 from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.seal import SEAL_BYTES
@@ -149,12 +149,11 @@ def _hurt_by(world: World, event: Event) -> set[int]:
         case ("stray", int(number), _):
             return {_owner(world, number)}
         case ("end landing", "torn"):
-            assert world.d.landing is not None
-            return {world.d.landing.docking.lease_id[5]}
+            return {_owner(world, world.channel.num_taken - 1)}
         case ("end landing", "late"):
             return set()
         case _:
-            return set(range(len(world.d.requests)))
+            return set(range(len(world.scenario.specs)))
 
 
 def _owner(world: World, number: int) -> int:
@@ -174,15 +173,13 @@ def _stray(world: World, number: int, how: str) -> None:
     world.channel = world.channel.with_slot(slot, bytes(frame))
 
 
+STALLED = Ended(aborted(AbortReason.PEER_STALLED, "nothing has moved"))
+TOO_LATE = EndedHere(aborted(AbortReason.DEADLINE, "the deadline has passed"))
+
+
 def _stall(world: World, index: int) -> None:
-    request = world.d.requests[index]
-    end = Ended(aborted(AbortReason.PEER_STALLED, "nothing has moved"))
-    world.decode_happens((index, request.attempt_number), end)
-    world.listen()
-
-
-def _deadline(world: World, key: Key) -> None:
-    world.tell_prefill(key, AbortReason.DEADLINE, "the deadline has passed")
+    key = (index, world.decode.requests[index].attempt_number)
+    world.ask_decode(world.decode_server.hear, key, STALLED, world.believed)
 
 
 def _break_stream(world: World, key: Key) -> None:
@@ -190,7 +187,7 @@ def _break_stream(world: World, key: Key) -> None:
 
 
 def _break_channel(world: World) -> None:
-    world.channel = replace(world.channel, is_broken=True)
+    world.channel = world.channel._replace(is_broken=True)
 
 
 def _crash(world: World, side: str) -> None:
@@ -201,39 +198,38 @@ def _crash(world: World, side: str) -> None:
         world.crash_prefill()
 
 
-def _begin_step(world: World) -> None:
-    world.d.begin_step()
-    world.listen()
-
-
 def _failing(request: int) -> frozenset[int]:
     return frozenset({request} - {-1})
 
 
-_PERFORMERS = {
-    "arrive": World.arrive,
+def _end_landing(world: World, stray: str) -> None:
+    world.ask_decode(world.decode_server.end_landing, world.channel.frame_at_work, stray, world.believed)
+
+
+_PERFORMERS: dict[str, Callable[..., None]] = {
+    "arrive": lambda w, index: w.ask_decode(w.decode_server.arrive, index, w.believed),
     "take up": World.take_up,
     "end up": World.end_up,
     "take down": World.take_down,
     "end down": World.end_down,
-    "begin pass": World.begin_pass,
-    "end pass": lambda world, request: world.end_pass(_failing(request)),
-    "begin seal": lambda world: world.p.begin_seal(world.channel.epoch),
-    "end seal": World.end_seal,
+    "begin pass": lambda w: w.ask_prefill(w.prefill_server.begin_pass),
+    "end pass": lambda w, request: w.ask_prefill(w.prefill_server.end_pass, _failing(request)),
+    "begin seal": lambda w: w.ask_prefill(w.prefill_server.begin_seal, w.channel.epoch),
+    "end seal": lambda w: w.ask_prefill(w.prefill_server.end_seal, w.living),
     "begin landing": World.begin_landing,
-    "end landing": World.end_landing,
-    "end scrub": World.end_scrub,
-    "begin step": _begin_step,
-    "end step": lambda world, request: world.end_step(_failing(request)),
+    "end landing": _end_landing,
+    "end scrub": lambda w, number: w.ask_decode(w.decode_server.end_scrub, number),
+    "begin step": lambda w: w.ask_decode(w.decode_server.begin_step),
+    "end step": lambda w, request: w.ask_decode(w.decode_server.end_step, _failing(request)),
     "decode notices": World.decode_notices,
     "prefill notices": World.prefill_notices,
     "pair again": World.pair_again,
-    "leave": World.leave,
+    "leave": lambda w, index: w.ask_decode(w.decode_server.leave, index),
     "stall": _stall,
-    "deadline": _deadline,
+    "deadline": lambda w, key: w.ask_prefill(w.prefill_server.hear, key, TOO_LATE),
     "break stream": _break_stream,
     "break channel": _break_channel,
     "stray": _stray,
-    "crash prefill": lambda world: _crash(world, "prefill"),
-    "crash decode": lambda world: _crash(world, "decode"),
+    "crash prefill": lambda w: _crash(w, "prefill"),
+    "crash decode": lambda w: _crash(w, "decode"),
 }

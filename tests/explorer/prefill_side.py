@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from kvlease.handoff.messages import AbortReason, AttemptDown, Proposal, Verdict
+from kvlease.handoff.messages import AbortReason, Proposal, Verdict
 from kvlease.handoff.prefill_attempt import EndedHere, Judged, PrefillAttempt, PrefillHappening
 from kvlease.handoff.verdicts import PrefillFacts, aborted, judge_prompt
 from kvlease.kvcache.departure import DepartureLease
@@ -32,6 +32,7 @@ from tests.explorer.ghost import (
 )
 from tests.explorer.net import Key
 from tests.explorer.requests import FINGERPRINT, VOCABULARY, Scenario, proposal_value
+from tests.explorer.side import Effect
 from tests.explorer.trails import Trails
 
 PromptKey = tuple[int, int, int]  # request, attempt, epoch
@@ -59,6 +60,7 @@ class PrefillState:
     line: tuple[PromptKey, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     sealing: Sealing | None = None
+    number: int = field(default=-1, compare=False)
 
     def key(self) -> tuple[object, ...]:
         """The same, hashable; a prompt by its name."""
@@ -85,7 +87,7 @@ class NamedPrompt(Prompt):
         return after
 
 
-class PrefillSide:
+class PrefillServer:
     """One set of shipped objects for all states."""
 
     def __init__(self, scenario: Scenario, trails: Trails) -> None:
@@ -102,6 +104,7 @@ class PrefillSide:
         self.here: dict[PromptKey, NamedPrompt] = {}  # those of this state
         self.chunks: tuple[Chunk, ...] = ()
         self.sealing: Sealing | None = None
+        self.effects: list[Effect] = []
         fresh = BlockPool(num_blocks)
         remains = REMAINS * (len(self.storage.save()) // len(REMAINS))
         self.fresh = PrefillState(fresh, fresh.key(), self.ledger.save(), remains)
@@ -156,23 +159,36 @@ class PrefillSide:
             self.sealing,
         )
 
+    @property
+    def pool(self) -> BlockPool:
+        return self.kv.pool
+
     # -- what happens
 
-    def judge(self, proposal: Proposal, living_epoch: int | None) -> Verdict:
+    def propose(self, key: Key, proposal: Proposal, living_epoch: int | None) -> None:
+        """A proposal arrives. Without a living pair nobody hosts it: it gets its verdict, and the stream ends."""
+        verdict = self._judge(proposal, living_epoch)
+        self.effects.append(("verdict", key, verdict))
+        if living_epoch is None:
+            self.effects += [("down", key, verdict), ("down", key, None)]
+        else:
+            self._host((*key, proposal.epoch), verdict)
+            self._relay()
+
+    def _judge(self, proposal: Proposal, living_epoch: int | None) -> Verdict:
         facts = PrefillFacts(
             self._scenario.prefill_blocks * BLOCK_SIZE,
             self._scenario.prefill_blocks * BLOCK_SIZE,
             VOCABULARY,
             self.queue.num_waiting,
             8,
-            False,
-            cast(Any, living_epoch),
-            FINGERPRINT,
+            draining=False,
+            epoch=cast(Any, living_epoch),
+            fingerprint=FINGERPRINT,
         )
         return judge_prompt(proposal, facts)
 
-    def host(self, name: PromptKey, verdict: Verdict) -> list[AttemptDown | None]:
-        """A proposal was judged: its prompt lives from here on."""
+    def _host(self, name: PromptKey, verdict: Verdict) -> None:
         prompt = self._prompts.get(name)
         if prompt is None:
             request, attempt, epoch = name
@@ -182,31 +198,41 @@ class PrefillSide:
         prompt.attempt = PrefillAttempt.of(prompt.proposal, BLOCK_SIZE)
         prompt.room = prompt.computed = prompt.lease = None
         self.here[name] = prompt
-        return self.happen(name, Judged(verdict))
+        prompt.happen(Judged(verdict))
 
-    def happen(self, name: PromptKey, happening: PrefillHappening) -> list[AttemptDown | None]:
-        """Tell a prompt; what it says to decode. None: it has ended, nothing follows."""
-        self.here[name].happen(happening)
-        return self.said(name)
+    def hear(self, key: Key, happening: PrefillHappening) -> None:
+        """Something happens to an attempt; nothing if its prompt has ended."""
+        for name, prompt in self.here.items():
+            if name[:2] == key:
+                prompt.happen(happening)
+        self._relay()
 
-    def said(self, name: PromptKey) -> list[AttemptDown | None]:
-        outbox, said = self.here[name].outbox, []
-        while not outbox.empty():
-            said.append(outbox.get_nowait())
-        return said
+    def lose_pair(self, epoch: int) -> None:
+        for name, prompt in tuple(self.here.items()):
+            if name[2] == epoch:
+                prompt.happen(EndedHere(aborted(AbortReason.PEER_LOST, "the pair is lost")))
+        self._relay()
 
-    def find(self, key: Key) -> PromptKey | None:
-        """The living prompt of an attempt."""
-        return next((n for n, p in self.here.items() if n[:2] == key and not p.attempt.is_over), None)
+    def _relay(self) -> None:
+        for name, prompt in self.here.items():
+            while not prompt.outbox.empty():
+                self.effects.append(("down", name[:2], prompt.outbox.get_nowait()))
 
     def begin_pass(self) -> None:
         self.chunks = tuple(self.loop.begin())
+        self._touch("held at prefill")
+        self._relay()
+
+    def _touch(self, what: str) -> None:
+        self.effects += [("touched", cast(NamedPrompt, c.prompt).name[:2], what) for c in self.chunks]
 
     def end_pass(self, failing: frozenset[int]) -> None:
+        self._touch("computed")
         chunks, self.chunks, self.runner.failing = list(self.chunks), (), failing
         results = self.loop.compute(chunks)
         self.loop.unpin(chunks)
         self.loop.publish(chunks, results)
+        self._relay()
 
     @property
     def lines(self) -> list[DepartureLine]:
@@ -220,22 +246,23 @@ class PrefillSide:
     def begin_seal(self, epoch: int) -> None:
         self.sealing = self.line(epoch).begin()
 
-    def end_seal(self, is_cancelled: bool) -> bytes | None:
-        """The sealed block if it is to be sent, as the line's loop decides it."""
+    def end_seal(self, living_epoch: int | None) -> None:
+        """As the line's loop does it; where its pair has ended, the block goes nowhere."""
         sealing, self.sealing = self.sealing, None
         assert sealing is not None, "a seal ends that was begun"
-        line, target = self.line(cast(NamedPrompt, sealing.prompt).name[2]), bytearray(FRAME_BYTES)
-        num_bytes = 0
+        name = cast(NamedPrompt, sealing.prompt).name
+        line, target, num_bytes = self.line(name[2]), bytearray(FRAME_BYTES), 0
+        is_cancelled = name[2] != living_epoch
         try:
             num_bytes = line.seal(sealing, memoryview(target))
         except UnprovenSlot as error:
             if not is_cancelled:
                 sealing.prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, str(error))))
         self.kv.unpin((sealing.room,))
-        if is_cancelled or not line.may_leave(sealing):
-            return None
-        line.left(sealing)
-        return bytes(target[:num_bytes])
+        if not is_cancelled and line.may_leave(sealing):
+            line.left(sealing)
+            self.effects.append(("frame", name[:2], sealing.position, bytes(target[:num_bytes])))
+        self._relay()
 
     def rooms(self) -> list[tuple[int, Room]]:
         """Who lives here and holds something."""
@@ -247,4 +274,4 @@ class PrefillSide:
 
 
 def _names(prompts: Any) -> tuple[PromptKey, ...]:
-    return tuple(cast(NamedPrompt, prompt).name for prompt in prompts)
+    return tuple(prompt.name for prompt in prompts)

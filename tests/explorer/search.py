@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.explorer.events import Event, faults, last_resort, own_moves, perform
 from tests.explorer.ghost import Broken
-from tests.explorer.judge import judge_rest, judge_world
+from tests.explorer.judge import judge_rest
 from tests.explorer.requests import Scenario
 from tests.explorer.trails import Cell
 from tests.explorer.world import State, World
@@ -104,7 +104,6 @@ class Search:
         try:
             world.load(state)
             perform(world, event, is_fault=is_fault)
-            judge_world(world)
             after = world.save()
         except Exception as error:  # noqa: BLE001 - whatever the shipped code raises would end a server
             self._break(number, event, error)
@@ -120,10 +119,12 @@ class Search:
         return True
 
     def _rest(self, number: int, state: State) -> bool:
-        self.world.load(state)
+        decode, prefill = self.world.decode_server, self.world.prefill_server
+        decode.load(state.decode)
+        prefill.load(state.prefill)
         self.found.num_rests += 1
         try:
-            judge_rest(self.world)
+            judge_rest(decode, prefill)
         except Broken as broken:
             self._break(number, None, broken)
             return False
@@ -141,8 +142,8 @@ class Search:
     def _enter(self, state: State, parent: int, event: Event) -> tuple[int, bool]:
         parts = self._parts
         key = (
-            parts.setdefault(state.decode.key(), len(parts)),
-            parts.setdefault(state.prefill.key(), len(parts)),
+            state.decode.number,
+            state.prefill.number,
             parts.setdefault(state.channel, len(parts)),
             parts.setdefault(state.streams, len(parts)),
             parts.setdefault((state.old_epochs, state.verdicts, state.hurt, state.crashes), len(parts)),
