@@ -74,7 +74,7 @@ class DepartureLine:
             self._counters["seals_refused"] += 1
             sealing.prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, str(error))))
         finally:
-            self._kv.unpin((sealing.room,))
+            self.sealed(sealing)
         if not self.may_leave(sealing):
             departure.give_back(slot)
             return
@@ -83,7 +83,7 @@ class DepartureLine:
         self.left(sealing)
 
     def begin(self) -> Sealing | None:
-        """The next block in turn, its room pinned; an unpin must follow. None: nobody has anything to send any more."""
+        """The next block in turn, its room pinned; `sealed` must follow. None: nobody has anything to send any more."""
         if not self._prompts:
             return None
         prompt = self._prompts[0]
@@ -98,6 +98,10 @@ class DepartureLine:
     def seal(self, sealing: Sealing, target: memoryview) -> int:
         """Copy the block out behind its seal; returns its bytes. For the sealing thread; raises `UnprovenSlot`."""
         return seal_block(self._kv.storage, sealing.computed, sealing.lease, sealing.position, target)
+
+    def sealed(self, sealing: Sealing) -> None:
+        """The thread is done with the room."""
+        self._kv.unpin((sealing.room,))
 
     def may_leave(self, sealing: Sealing) -> bool:
         """Whether the sealed block may be sent: its prompt may have ended while it was sealed."""

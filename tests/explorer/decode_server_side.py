@@ -70,7 +70,7 @@ class DecodeServer(DecodeObjects):
         spec, epoch = self.scenario.specs[index], self._pair_epoch
         attempt = DecodeAttempt(spec.num_tokens, blocks_for(spec.num_tokens, BLOCK_SIZE))
         self.requests[index] = RequestState("attempt", number, epoch, attempt)
-        self.effects.append(("open", (index, number), proposal_value(index, spec, number, epoch)))
+        self.effects.append(("up", (index, number), proposal_value(index, spec, number, epoch)))
 
     def leave(self, index: int) -> None:
         """The client's cancel, or decode's deadline: the request's task is cancelled wherever it stands."""

@@ -93,9 +93,9 @@ class DecodeObjects:
         num_blocks = scenario.decode_blocks
         self.storage, self.ledger = GhostStorage(num_blocks), GhostLedger(num_blocks)
         self.kv = KVMemory(BlockPool(num_blocks), self.ledger, self.storage)
-        self.kv._holders = cast(Any, self._next_holder())
+        self.kv._holders = cast("Any", self._next_holder())
         self.memory = DecodeMemory(self.kv, 1)
-        self.dock = Dock(self.memory, cast(Any, None), Counter())
+        self.dock = Dock(self.memory, cast("Any", None), Counter())
         self.batch = RunningBatch(self.ledger, 8)
         self.runner = GhostRunner(self.storage, self.ledger)
         self.news: list[tuple[Key, Any]] = []
@@ -107,7 +107,7 @@ class DecodeObjects:
         self.step: tuple[tuple[int, Room, SequenceStep], ...] = ()
         self._holdings: dict[tuple[int, int, int], AttemptHolding] = {}
         self._sequences = [
-            Sequence(request_value(i, spec), cast(Any, None), []) for i, spec in enumerate(scenario.specs)
+            Sequence(request_value(i, spec), cast("Any", None), []) for i, spec in enumerate(scenario.specs)
         ]
         self._inboxes: dict[Key, NamedInbox] = {}
         fresh = BlockPool(num_blocks)
@@ -142,7 +142,7 @@ class DecodeObjects:
         self.landing, self.scrubs, self.step = state.landing, state.scrubs, state.step
         for index, request in enumerate(state.requests):
             sequence = self._sequences[index]
-            sequence.room, sequence.token_ids = cast(Room, request.room), list(request.token_ids)
+            sequence.room, sequence.token_ids = cast("Room", request.room), list(request.token_ids)
             sequence.is_over = request.is_over
         self.batch._sequences = [self._sequences[index] for index in state.batch]
 
@@ -160,7 +160,7 @@ class DecodeObjects:
             self.dock._book.key(),
             tuple(sorted(self.dock._berths.items())),
             self.landing,
-            tuple((key, epoch, cast(Room, plain(room))) for key, epoch, room in self.scrubs),
+            tuple((key, epoch, cast("Room", plain(room))) for key, epoch, room in self.scrubs),
             tuple(self._sequences.index(sequence) for sequence in self.batch._sequences),
             self.step,
         )
@@ -262,4 +262,3 @@ class DecodeObjects:
         if self.landing is not None:
             rooms.append(self.landing.docking.berth.room)
         return [(request_of(room.holder), room) for room in rooms]
-

@@ -14,7 +14,9 @@ from kvlease.handoff.prefill_attempt import EndedHere
 from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.seal import SEAL_BYTES
-from tests.explorer.net import NUM_SLOTS, Key
+from tests.explorer.decode_side import DecodeState as Decode
+from tests.explorer.net import NUM_SLOTS, Channel, Key, Stream
+from tests.explorer.prefill_side import PrefillState
 from tests.explorer.world import State, World
 
 Event = tuple[str, *tuple[object, ...]]
@@ -34,41 +36,54 @@ FAULTS = frozenset(
     }
 )
 
+FAULT_NAMES = FAULTS - {"fail prefill", "fail decode"}
+
 
 def own_moves(state: State) -> Iterator[Event]:
     """What happens without any fault. Some may turn out to change nothing."""
-    d, p, channel = state.decode, state.prefill, state.channel
-    for index, request in enumerate(d.requests):
+    for index, request in enumerate(state.decode.requests):
         if request.stage == "new":
             yield ("arrive", index)
     for key, stream in state.streams:
-        if stream.prefill_hears and stream.up:
-            yield ("take up", key)
-        if stream.prefill_hears and stream.up_ends:
-            yield ("end up", key)
-        if stream.decode_hears and stream.down:
-            yield ("take down", key)
-        elif stream.decode_hears and stream.down_ends:
-            yield ("end down", key)
-    if p.chunks:
+        yield from _of_stream(key, stream)
+    yield from _of_prefill(state.prefill, state.channel)
+    yield from _of_decode(state.decode, state.channel)
+    yield from _notices(state)
+
+
+def _of_stream(key: Key, stream: Stream) -> Iterator[Event]:
+    if stream.prefill_hears and stream.up:
+        yield ("take up", key)
+    if stream.prefill_hears and stream.up_ends:
+        yield ("end up", key)
+    if stream.decode_hears and stream.down:
+        yield ("take down", key)
+    elif stream.decode_hears and stream.down_ends:
+        yield ("end down", key)
+
+
+def _of_prefill(prefill: PrefillState, channel: Channel) -> Iterator[Event]:
+    if prefill.chunks:
         yield ("end pass", -1)
-    elif p.waiting or p.begun:
+    elif prefill.waiting or prefill.begun:
         yield ("begin pass",)
-    if p.sealing:
+    if prefill.sealing:
         yield ("end seal",)
-    elif channel.prefill_believes and channel.has_credit and any(name[2] == channel.epoch for name in p.line):
+    elif channel.prefill_believes and channel.has_credit and any(name[2] == channel.epoch for name in prefill.line):
         yield ("begin seal",)
-    if d.landing:
+
+
+def _of_decode(decode: Decode, channel: Channel) -> Iterator[Event]:
+    if decode.landing:
         yield ("end landing", "")
     elif channel.decode_believes and channel.has_frame:
         yield ("begin landing",)
-    for number in range(len(d.scrubs)):
+    for number in range(len(decode.scrubs)):
         yield ("end scrub", number)
-    if d.step:
+    if decode.step:
         yield ("end step", -1)
-    elif d.batch:
+    elif decode.batch:
         yield ("begin step",)
-    yield from _notices(state)
 
 
 def _notices(state: State) -> Iterator[Event]:
@@ -103,30 +118,35 @@ _KIND_OF = {"end pass": "fail prefill", "end step": "fail decode", "end landing"
 
 
 def _all_faults(state: State) -> Iterator[Event]:
-    d, p, channel = state.decode, state.prefill, state.channel
-    for index, request in enumerate(d.requests):
+    for index, request in enumerate(state.decode.requests):
         if request.stage in ("attempt", "running"):
             yield ("leave", index)
         if request.attempt is not None and request.attempt.lease is not None:
             yield ("stall", index)
-    for name, _ in p.prompts:
+    for name, _ in state.prefill.prompts:
         yield ("deadline", name[:2])
     for key, stream in state.streams:
         if not (stream.up_ends and stream.down_ends):
             yield ("break stream", key)
-    if not channel.is_broken:
+    if not state.channel.is_broken:
         yield ("break channel",)
-        for number in channel.arrived:
-            for how in ("garble", "header", "replay"):
-                yield ("stray", number, how)
-    if d.landing:
-        yield ("end landing", "torn")
-        yield ("end landing", "late")
-    yield from (("end pass", name) for name in sorted({c.prompt.name[0] for c in p.chunks}))  # type: ignore[attr-defined]
-    yield from (("end step", index) for index, _, _ in d.step)
-    for side in ("crash prefill", "crash decode"):
-        if side not in state.crashes:
-            yield (side,)
+    yield from _strays(state)
+    at_work = {c.prompt.name[0] for c in state.prefill.chunks}  # type: ignore[attr-defined]
+    yield from (("end pass", index) for index in sorted(at_work))
+    yield from (("end step", index) for index, _, _ in state.decode.step)
+    yield from ((side,) for side in ("crash prefill", "crash decode") if side not in state.crashes)
+
+
+def _strays(state: State) -> Iterator[Event]:
+    """Bytes that hit a slot with a frame in it: before it is looked at, or at two moments of its landing.
+
+    A slot without a frame needs none: the next frame covers it wholly before anybody looks.
+    """
+    if not state.channel.is_broken:
+        for number in state.channel.arrived:
+            yield from (("stray", number, how) for how in ("garble", "header", "replay"))
+    if state.decode.landing:
+        yield from (("end landing", moment) for moment in ("torn", "late"))
 
 
 def perform(world: World, event: Event, *, is_fault: bool) -> None:
@@ -144,16 +164,13 @@ def _hurt_by(world: World, event: Event) -> set[int]:
             return {index}
         case ("deadline" | "break stream", (int(index), int())):
             return {index}
-        case ("stray", int(number), "replay"):
-            return {_owner(world, number), _owner(world, number + 1)}
-        case ("stray", int(number), _):
-            return {_owner(world, number)}
+        case ("stray", int(number), how):
+            return {_owner(world, number)} | ({_owner(world, number + 1)} if how == "replay" else set())
         case ("end landing", "torn"):
             return {_owner(world, world.channel.num_taken - 1)}
-        case ("end landing", "late"):
-            return set()
-        case _:
-            return set(range(len(world.scenario.specs)))
+    nobody: set[int] = set()
+    everybody = set(range(len(world.scenario.specs)))
+    return nobody if event == ("end landing", "late") else everybody
 
 
 def _owner(world: World, number: int) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from kvlease.engine.batch import SequenceStep
 from kvlease.engine.errors import EngineFailed
+from kvlease.kvcache.canonical import HostWindow, SlotRun
 from kvlease.kvcache.layout import attention_layout
 from kvlease.kvcache.ledger import IntArray, Occupancy, SlotLedger
 from kvlease.kvcache.memory import Room
@@ -101,7 +102,7 @@ class GhostStorage(KVStorage):
         part = slice(index * SLOT_BYTES, (index + 1) * SLOT_BYTES)
         self.k[part], self.v[part] = (np.frombuffer(half, dtype=np.uint8) for half in value)
 
-    def settle(self, window, runs):  # type: ignore[no-untyped-def]
+    def settle(self, window: HostWindow, runs: tuple[SlotRun, ...]) -> None:
         if self.before_settle:
             self.before_settle()
         super().settle(window, runs)

@@ -32,7 +32,9 @@ def judge_end(index: int, end: object, verdict: Verdict | None, *, is_hurt: bool
     if isinstance(end, Rejected) and end.reason is not RejectReason.NO_PREFILL:
         require(end == verdict, "P2", f"request {index} hears {end}, the verdict was {verdict}")
     if isinstance(end, Aborted):
-        require(end.reason not in _NEVER_BETWEEN_HONEST_SERVERS, "P2", f"two honest servers end request {index} by {end}")
+        require(
+            end.reason not in _NEVER_BETWEEN_HONEST_SERVERS, "P2", f"two honest servers end request {index} by {end}"
+        )
     if not is_hurt and not isinstance(end, Finished):
         sized = isinstance(end, Rejected) and end.reason in (RejectReason.PROMPT_TOO_LONG, RejectReason.OUTPUT_TOO_LONG)
         require(sized, "P10", f"nothing was done to request {index}, yet it ends by {end}")

@@ -95,10 +95,10 @@ class PrefillServer:
         num_blocks = scenario.prefill_blocks
         self.storage, self.ledger = GhostStorage(num_blocks), GhostLedger(num_blocks)
         self.kv = KVMemory(BlockPool(num_blocks), self.ledger, self.storage)
-        self.kv._holders = cast(Any, self._next_holder())
+        self.kv._holders = cast("Any", self._next_holder())
         self.queue = PromptQueue(self.kv, scenario.chunk_tokens)
         self.runner = GhostRunner(self.storage, self.ledger)
-        self.loop = ComputeLoop(self.queue, self.kv, self.runner, cast(Any, None))
+        self.loop = ComputeLoop(self.queue, self.kv, self.runner, cast("Any", None))
         self._lines: dict[int, DepartureLine] = {}  # of each epoch's pair
         self._prompts: dict[PromptKey, NamedPrompt] = {}  # all that ever were, over all states
         self.here: dict[PromptKey, NamedPrompt] = {}  # those of this state
@@ -111,7 +111,7 @@ class PrefillServer:
 
     def _next_holder(self) -> Iterator[int]:
         while True:
-            prompt = cast(NamedPrompt, self.queue._waiting[0])
+            prompt = cast("NamedPrompt", self.queue._waiting[0])
             yield holder_of(*prompt.name[:2])
 
     # -- states
@@ -138,9 +138,9 @@ class PrefillServer:
     def save(self) -> PrefillState:
         pool = self.kv.pool
         pool._generations = [0] * len(pool._generations)
-        at_work = {cast(NamedPrompt, c.prompt).name for c in self.chunks}
+        at_work = {cast("NamedPrompt", c.prompt).name for c in self.chunks}
         if self.sealing is not None:
-            at_work.add(cast(NamedPrompt, self.sealing.prompt).name)
+            at_work.add(cast("NamedPrompt", self.sealing.prompt).name)
         names = sorted(name for name, prompt in self.here.items() if not prompt.attempt.is_over or name in at_work)
         prompts = tuple(
             (name, PromptState(p.attempt, plain(p.room), p.computed, p.lease))
@@ -155,7 +155,7 @@ class PrefillServer:
             _names(self.queue._waiting),
             _names(self.queue._begun),
             tuple(name for line in self._lines.values() for name in _names(line._prompts)),
-            tuple(replace(chunk, room=cast(Room, plain(chunk.room))) for chunk in self.chunks),
+            tuple(replace(chunk, room=cast("Room", plain(chunk.room))) for chunk in self.chunks),
             self.sealing,
         )
 
@@ -183,7 +183,7 @@ class PrefillServer:
             self.queue.num_waiting,
             8,
             draining=False,
-            epoch=cast(Any, living_epoch),
+            epoch=cast("Any", living_epoch),
             fingerprint=FINGERPRINT,
         )
         return judge_prompt(proposal, facts)
@@ -224,7 +224,7 @@ class PrefillServer:
         self._relay()
 
     def _touch(self, what: str) -> None:
-        self.effects += [("touched", cast(NamedPrompt, c.prompt).name[:2], what) for c in self.chunks]
+        self.effects += [("touched", cast("NamedPrompt", c.prompt).name[:2], what) for c in self.chunks]
 
     def end_pass(self, failing: frozenset[int]) -> None:
         self._touch("computed")
@@ -240,7 +240,7 @@ class PrefillServer:
 
     def line(self, epoch: int) -> DepartureLine:
         if epoch not in self._lines:
-            self._lines[epoch] = DepartureLine(self.kv, cast(Any, None), Counter())
+            self._lines[epoch] = DepartureLine(self.kv, cast("Any", None), Counter())
         return self._lines[epoch]
 
     def begin_seal(self, epoch: int) -> None:
@@ -250,7 +250,7 @@ class PrefillServer:
         """As the line's loop does it; where its pair has ended, the block goes nowhere."""
         sealing, self.sealing = self.sealing, None
         assert sealing is not None, "a seal ends that was begun"
-        name = cast(NamedPrompt, sealing.prompt).name
+        name = cast("NamedPrompt", sealing.prompt).name
         line, target, num_bytes = self.line(name[2]), bytearray(FRAME_BYTES), 0
         is_cancelled = name[2] != living_epoch
         try:
@@ -258,7 +258,7 @@ class PrefillServer:
         except UnprovenSlot as error:
             if not is_cancelled:
                 sealing.prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, str(error))))
-        self.kv.unpin((sealing.room,))
+        line.sealed(sealing)
         if not is_cancelled and line.may_leave(sealing):
             line.left(sealing)
             self.effects.append(("frame", name[:2], sealing.position, bytes(target[:num_bytes])))

@@ -174,4 +174,6 @@ class Search:
                 if not num_into[target]:
                     ready.append(target)
         if num_ordered < len(self._seen):
-            raise Broken("P6", f"{len(self._seen) - num_ordered} states lie on or behind a circle of moves without a fault")
+            raise Broken(
+                "P6", f"{len(self._seen) - num_ordered} states lie on or behind a circle of moves without a fault"
+            )

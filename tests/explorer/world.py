@@ -85,11 +85,8 @@ class World:
 
     def _take_effect(self, effect: Effect) -> None:
         match effect:
-            case ("open", key, proposal):
-                self.streams[key] = Stream().with_up(proposal)
-                self._say("D", "P", key, proposal)
             case ("up", key, message):
-                self.streams[key] = self.streams[key].with_up(message)
+                self.streams[key] = self.streams.get(key, Stream()).with_up(message)
                 self._say("D", "P", key, message)
             case ("cancel", key):
                 self._change(key, Stream.cancelled)
@@ -104,17 +101,23 @@ class World:
             case ("touched", key, what):
                 self._touched(key, what)
             case ("frame", key, position, frame):
-                self._touched(key, "sent")
-                judge_frame(frame, key[0], self.scenario.specs[key[0]].num_tokens)
-                self.channel = self.channel.sent(frame)
-                self.said.append(f"P=>D {key[0]}.{key[1]} block {position}")
+                self._send(key, position, frame)
             case ("released", what):
                 self.channel = self.channel.released()
                 self.said.append(f"D    {what}")
             case ("end", index, number, end):
-                verdict = self.verdicts.get((index, number)) or self.verdicts.get((index, 0))
-                judge_end(index, end, verdict, is_hurt=index in self.hurt)
-                self.said.append(f"D->C {index} {name_of(end)}")
+                self._end(index, number, end)
+
+    def _send(self, key: Key, position: int, frame: bytes) -> None:
+        self._touched(key, "sent")
+        judge_frame(frame, key[0], self.scenario.specs[key[0]].num_tokens)
+        self.channel = self.channel.sent(frame)
+        self.said.append(f"P=>D {key[0]}.{key[1]} block {position}")
+
+    def _end(self, index: int, number: int, end: object) -> None:
+        verdict = self.verdicts.get((index, number)) or self.verdicts.get((index, 0))
+        judge_end(index, end, verdict, is_hurt=index in self.hurt)
+        self.said.append(f"D->C {index} {name_of(end)}")
 
     def _change(self, key: Key, change: Callable[[Stream], Stream]) -> None:
         if key in self.streams:
