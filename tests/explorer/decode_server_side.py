@@ -180,7 +180,7 @@ class DecodeServer(DecodeObjects):
 
     def begin_landing(self, frame: bytes) -> None:
         docking = self.dock.begin(memoryview(frame))
-        self.landing = docking and LandingWork(docking)
+        self.landing = None if docking is None else LandingWork(docking)
         if docking is None:
             self.effects.append(("released", "a block without a lease is dropped"))
 

@@ -102,6 +102,7 @@ class DecodeObjects:
         self.effects: list[Effect] = []
         self.requests: list[RequestState] = []
         self.tickets: dict[int, tuple[Key, int]] = {}
+        self._withdrawing = 0
         self.landing: LandingWork | None = None
         self.scrubs: tuple[tuple[Key, int, Room], ...] = ()
         self.step: tuple[tuple[int, Room, SequenceStep], ...] = ()
@@ -118,8 +119,8 @@ class DecodeObjects:
     def _next_holder(self) -> Iterator[int]:
         """The id for whoever has just been served: its ticket is known here, and waits no more."""
         while True:
-            (number,) = [n for n in self.tickets if n not in self.memory._waiting]
-            key, _ = self.tickets.pop(number)
+            served = [n for n in self.tickets if n not in self.memory._waiting]
+            key, _ = self.tickets.pop(min(served, key=lambda number: number == self._withdrawing))
             yield holder_of(*key)
 
     # -- states
@@ -206,8 +207,10 @@ class DecodeObjects:
     def withdraw_ticket(self, key: Key) -> None:
         for number, (owner, _) in tuple(self.tickets.items()):
             if owner == key:
-                del self.tickets[number]
+                self._withdrawing = number
                 self.memory.withdraw(number)
+                if number not in self.memory._waiting:
+                    self.tickets.pop(number, None)
 
     def text_begins(self, index: int, room: Room, first_token_id: int) -> None:
         """The prompt has arrived: as the service does it."""

@@ -50,7 +50,7 @@ _DEAF = """        case Ended(cause) if cause.reason is AbortReason.{}:
 """
 _NO_PROOF: Edit = (_LEDGER, "        if not proven.all():", "        if False:")
 
-MEMORY = (
+MEMORY: tuple[Mutant, ...] = (
     Mutant("a landing pins its room", _NO_LANDING_PINS, ("P1",), kin="B021"),
     Mutant(
         "a lease ends with its attempt",
@@ -98,7 +98,13 @@ MEMORY = (
     ),
     Mutant(
         "decode scrubs what it writes slot by slot",
-        ((_HOLDING, "        self._kv.scrub(room, ", "        tuple((room, "),),
+        (
+            (
+                _HOLDING,
+                "        self._kv.scrub(room, len(self._proposal.prompt_token_ids) // self._kv.block_size)",
+                "        pass",
+            ),
+        ),
         ("P8",),
     ),
     Mutant(
@@ -107,18 +113,13 @@ MEMORY = (
         ("P8",),
     ),
     Mutant(
-        "a chunk that ended meanwhile is not published",
-        ((_COMPUTE, "        if prompt.room is not chunk.room:", "        if False:"),),
-        ("P10",),
-    ),
-    Mutant(
         "a block counts only under a living lease",
         ((_DOCK, "        elif self._book.find(lease_id) is None:", "        elif False:"),),
         ("P10",),
     ),
 )
 
-HANDOFF = (
+HANDOFF: tuple[Mutant, ...] = (
     Mutant(
         "a sequence runs only when its blocks are whole",
         ((_DECODE, "if attempt.commit is None or not attempt.lease.is_whole:", "if attempt.commit is None:"),),
@@ -148,14 +149,8 @@ HANDOFF = (
     ),
     Mutant(
         "a rejected prompt is not queued",
-        (
-            (
-                _PROMPTS,
-                "            case SendDown(message):\n",
-                "            case SendDown(message):\n                self._queue.enter(self)\n",
-            ),
-        ),
-        ("P3", "P10"),
+        ((_PREFILL, "(SendDown(verdict), Over())", "(SendDown(verdict), Enqueue(), Over())"),),
+        ("P3",),
     ),
     Mutant(
         "a verdict is carried unchanged",
@@ -226,7 +221,7 @@ HANDOFF = (
             (_PREFILL, "held = () if attempt.state is PrefillState.SENT else (Free(),)", "held = (Free(),)"),
             (_PROMPTS, "            self.room = None\n", ""),
         ),
-        ("P10",),
+        ("P8",),
     ),
     Mutant(
         "only computed blocks are sendable",
@@ -235,7 +230,7 @@ HANDOFF = (
     ),
 )
 
-QUEUES = (
+QUEUES: tuple[Mutant, ...] = (
     Mutant(
         "who left waits for no room",
         (
@@ -283,7 +278,7 @@ def _identity(check: str, field: str) -> Mutant:
 
 
 #: What needs a forger, a copy torn between its bytes, or a bug of the sender: each has a test that fails without it.
-BYTES = (
+BYTES: tuple[Mutant, ...] = (
     Mutant(
         "the digest is taken of the copy",
         (
@@ -359,5 +354,5 @@ BYTES = (
     ),
 )
 
-BY_EXPLORER = (*MEMORY, *HANDOFF, *QUEUES)
-EVERY = (*BY_EXPLORER, *BYTES)
+BY_EXPLORER: tuple[Mutant, ...] = (*MEMORY, *HANDOFF, *QUEUES)
+EVERY: tuple[Mutant, ...] = (*BY_EXPLORER, *BYTES)

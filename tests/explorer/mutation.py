@@ -118,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="without those that tests catch")
     parser.add_argument("--terse", action="store_true", help="only what lived, and the figures")
+    parser.add_argument("--only", default="", help="the mutants whose guard has this in it")
     parser.add_argument("--trace", default="", help="draw the ways of the mutants whose guard or kin has this in it")
     options = parser.parse_args()
     mutants = BY_EXPLORER if options.quick else EVERY
-    if options.trace:
-        mutants = tuple(m for m in EVERY if options.trace in m.guard or options.trace in m.kin)
+    if options.only or options.trace:
+        mutants = tuple(m for m in EVERY if options.only in m.guard and options.trace in m.guard + m.kin)
     started = time.perf_counter()
     outcomes = []
     for outcome in run_mutants(mutants):

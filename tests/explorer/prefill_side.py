@@ -141,7 +141,10 @@ class PrefillServer:
         at_work = {cast("NamedPrompt", c.prompt).name for c in self.chunks}
         if self.sealing is not None:
             at_work.add(cast("NamedPrompt", self.sealing.prompt).name)
-        names = sorted(name for name, prompt in self.here.items() if not prompt.attempt.is_over or name in at_work)
+        waiting, begun = _names(self.queue._waiting), _names(self.queue._begun)
+        line = tuple(name for line in self._lines.values() for name in _names(line._prompts))
+        kept = at_work.union(waiting, begun, line)
+        names = sorted(n for n, p in self.here.items() if not p.attempt.is_over or p.room is not None or n in kept)
         prompts = tuple(
             (name, PromptState(p.attempt, plain(p.room), p.computed, p.lease))
             for name, p in ((name, self.here[name]) for name in names)
@@ -152,9 +155,9 @@ class PrefillServer:
             self.ledger.save(),
             self.storage.save(),
             prompts,
-            _names(self.queue._waiting),
-            _names(self.queue._begun),
-            tuple(name for line in self._lines.values() for name in _names(line._prompts)),
+            waiting,
+            begun,
+            line,
             tuple(replace(chunk, room=cast("Room", plain(chunk.room))) for chunk in self.chunks),
             self.sealing,
         )

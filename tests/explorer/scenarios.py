@@ -14,6 +14,8 @@ LONG, SHORT = Spec(3, 2), Spec(2, 2)
 LONG_ENDING_AT_ONCE, ONE_TOKEN = Spec(3, 2, ends_at_first=True), Spec(2, 1)
 TOO_LONG_FOR_PREFILL, TOO_LONG_FOR_BOTH = Spec(5, 1), Spec(6, 2)
 
+RACING_A_LANDING = frozenset({"leave", "stall", "stray"})
+
 
 def _world(name: str, specs: tuple[Spec, ...], max_faults: int, prefill_blocks: int = 3) -> Scenario:
     return Scenario(name, specs, max_faults, FAULTS, prefill_blocks)
@@ -36,7 +38,7 @@ FULL = (
     _world("a rejected one and a long one, any fault", (TOO_LONG_FOR_PREFILL, LONG), 1, prefill_blocks=2),
     _world("a long one that ends at its first token, any two faults", (LONG_ENDING_AT_ONCE,), 2),
     _world("a long one, any three faults", (LONG,), 3),
-    _world("two short ones, any two faults", (SHORT, SHORT), 2),
+    Scenario("two short ones, two faults of those that race a landing", (SHORT, SHORT), 2, RACING_A_LANDING),
 )
 
 #: In the order of their size; a removed guard shows in the first that can show it.

@@ -89,7 +89,7 @@ class Search:
             for event in last_resort(state):
                 if not self._move(number, state, event, following, is_fault=False):
                     return False
-                can_move = True
+                can_move |= self._last_target != number
         if not can_move and not self._rest(number, state):
             return False
         for event in faults(state, self.found.scenario.faults):
