@@ -86,7 +86,7 @@ def _by_explorer(mutant: Mutant, folder: Path) -> Outcome:
         try:
             sys.path.insert(0, str(folder))
             with os.fdopen(writer, "w") as pipe:
-                json.dump(_explore(), pipe)
+                json.dump(_explore(mutant), pipe)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -100,14 +100,14 @@ def _by_explorer(mutant: Mutant, folder: Path) -> Outcome:
     return Outcome(mutant, *json.loads(said)) if said else Outcome(mutant, "", "the exploration itself failed")
 
 
-def _explore() -> tuple[str, str, str]:
+def _explore(mutant: Mutant) -> tuple[str, str, str]:
     """In the child: the worlds in order of their size, until one breaks."""
     from tests.explorer.diagram import draw
     from tests.explorer.scenarios import FOR_MUTANTS
     from tests.explorer.search import Search
 
     for scenario in FOR_MUTANTS:
-        violation = Search(scenario).run().violation
+        violation = Search(scenario, looks_at_rests=mutant.looks_at_rests).run().violation
         if violation is not None:
             return violation.promise, f"{violation.text} ({scenario.name})", draw(scenario, violation)
     return "", "no world broke", ""

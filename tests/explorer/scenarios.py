@@ -36,8 +36,7 @@ FULL = (
     _world("a long one and a short one, any fault", (LONG, SHORT), 1),
     _world("two long ones, one of which ends at its first token, any fault", (LONG, LONG_ENDING_AT_ONCE), 1),
     _world("a rejected one and a long one, any fault", (TOO_LONG_FOR_PREFILL, LONG), 1, prefill_blocks=2),
-    _world("a long one that ends at its first token, any two faults", (LONG_ENDING_AT_ONCE,), 2),
-    _world("a long one, any three faults", (LONG,), 3),
+    _world("a long one that ends at its first token, any three faults", (LONG_ENDING_AT_ONCE,), 3),
     Scenario("two short ones, two faults of those that race a landing", (SHORT, SHORT), 2, RACING_A_LANDING),
 )
 

@@ -45,10 +45,10 @@ class Exploration:
 class Search:
     """One exploration. States are kept as they are only until they were visited; a visited one is known by its parts' numbers."""
 
-    def __init__(self, scenario: Scenario, max_states: int | None = None) -> None:
+    def __init__(self, scenario: Scenario, *, looks_at_rests: bool = True) -> None:
         self.world = World(scenario)
         self.found = Exploration(scenario, cells=self.world.trails.cells)
-        self._max_states = max_states
+        self._looks_at_rests = looks_at_rests
         self._parts: dict[object, int] = {}
         self._seen: dict[tuple[int, ...], int] = {}
         self._parents = array("l")
@@ -90,12 +90,12 @@ class Search:
                 if not self._move(number, state, event, following, is_fault=False):
                     return False
                 can_move |= self._last_target != number
-        if not can_move and not self._rest(number, state):
+        if not can_move and self._looks_at_rests and not self._rest(number, state):
             return False
-        for event in faults(state, self.found.scenario.faults):
-            if not self._move(number, state, event, following, is_fault=True):
-                return False
-        return self._max_states is None or self.found.num_states < self._max_states
+        return all(
+            self._move(number, state, event, following, is_fault=True)
+            for event in faults(state, self.found.scenario.faults)
+        )
 
     def _move(
         self, number: int, state: State, event: Event, following: list[tuple[int, State]], *, is_fault: bool

@@ -22,7 +22,7 @@ def explore(scenario: Scenario) -> Exploration:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", QUICK, ids=lambda scenario: scenario.name)
 def test_every_run_keeps_every_promise(scenario: Scenario) -> None:
     found = explore(scenario)
@@ -31,7 +31,7 @@ def test_every_run_keeps_every_promise(scenario: Scenario) -> None:
     assert found.num_rests > 0, "a world that never comes to rest was not judged"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_move_of_both_tables_is_made_or_known_to_be_impossible() -> None:
     reached: set[Cell] = set()
     for scenario in QUICK:
