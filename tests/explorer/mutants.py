@@ -155,7 +155,7 @@ HANDOFF: tuple[Mutant, ...] = (
     Mutant(
         "a rejected prompt is not queued",
         ((_PREFILL, "(SendDown(verdict), Over())", "(SendDown(verdict), Enqueue(), Over())"),),
-        ("P3",),
+        ("P3", "P6"),
     ),
     Mutant(
         "a verdict is carried unchanged",
