@@ -14,8 +14,6 @@ LONG, SHORT = Spec(3, 2), Spec(2, 2)
 LONG_ENDING_AT_ONCE, ONE_TOKEN = Spec(3, 2, ends_at_first=True), Spec(2, 1)
 TOO_LONG_FOR_PREFILL, TOO_LONG_FOR_BOTH = Spec(5, 1), Spec(6, 2)
 
-RACING_A_LANDING = frozenset({"leave", "stall", "stray"})
-
 
 def _world(name: str, specs: tuple[Spec, ...], max_faults: int, prefill_blocks: int = 3) -> Scenario:
     return Scenario(name, specs, max_faults, FAULTS, prefill_blocks)
@@ -37,7 +35,6 @@ FULL = (
     _world("two long ones, one of which ends at its first token, any fault", (LONG, LONG_ENDING_AT_ONCE), 1),
     _world("a rejected one and a long one, any fault", (TOO_LONG_FOR_PREFILL, LONG), 1, prefill_blocks=2),
     _world("a long one that ends at its first token, any three faults", (LONG_ENDING_AT_ONCE,), 3),
-    Scenario("two short ones, two faults of those that race a landing", (SHORT, SHORT), 2, RACING_A_LANDING),
 )
 
 #: In the order of their size; a removed guard shows in the first that can show it.
