@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc.aio
@@ -29,10 +29,10 @@ from kvlease.kvcache.pool import BlockPool
 from kvlease.peering.agreement import party_of
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import aclosing_transport, ended, listen, until_signal
+from kvlease.peering.hosting import aclosing_transport, advertised, ended, listen, until_signal
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
-from kvlease.peering.transports import choose_transport
+from kvlease.peering.transports import ChosenTransport, TransportChoice, choose_transport
 from kvlease.v1.kvlease_pb2_grpc import add_DecodeServicer_to_server
 from transport.contract import Transport
 
@@ -41,7 +41,7 @@ from transport.contract import Transport
 class RunningDecode:
     """A decode server that listens, and its parts: for its composition root and for tests of the whole."""
 
-    address: str
+    address: str  # what its peers know it by
     server: grpc.aio.Server
     service: DecodeService
     peers: Peers
@@ -53,33 +53,39 @@ class RunningDecode:
 
 async def run(config: DecodeConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
-    runner = load_engine(config)
-    transport = choose_transport(config.transport, config.secret, config.host)
-    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+    choice = TransportChoice(config.transport, config.host, config.advertise, config.rdma_device)
+    chosen = await choose_transport(choice, config.secret)  # before the model: what cannot be had is said at once
+    async with aclosing_transport(chosen.transport), _running(config, load_engine(config), chosen) as running:
         ready(running.address)
         await until_signal(running.work)
         running.service.is_draining = True
         await running.server.stop(Limits().drain_s)
 
 
+def serving(
+    config: DecodeConfig, runner: ModelRunner, transport: Transport
+) -> AbstractAsyncContextManager[RunningDecode]:
+    """The server on a transport that somebody else chose, from listening to stopped."""
+    return _running(config, runner, ChosenTransport(transport, f"{transport.name}, as given"))
+
+
 @asynccontextmanager
-async def serving(config: DecodeConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningDecode]:
-    """The server, from listening to stopped."""
+async def _running(config: DecodeConfig, runner: ModelRunner, chosen: ChosenTransport) -> AsyncIterator[RunningDecode]:
     async with AsyncExitStack() as stack:
-        yield await _start(config, runner, transport, stack)
+        yield await _start(config, runner, chosen, stack)
 
 
 async def _start(
-    config: DecodeConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+    config: DecodeConfig, runner: ModelRunner, chosen: ChosenTransport, stack: AsyncExitStack
 ) -> RunningDecode:
-    facts, limits = runner.facts, Limits()
+    facts, limits, transport = runner.facts, Limits(), chosen.transport
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
     memory = DecodeMemory(kv, HandoffLimits().max_bypass)
     compute_thread, land_thread = WorkThread("engine"), WorkThread("landing")
     stack.callback(compute_thread.close)
     stack.callback(land_thread.close)
     server = make_server(config.secret, facts.context_length, limits)
-    address = listen(server, config.host, config.port)
+    address = advertised(listen(server, config.host, config.port), config.advertise)
     batch = RunningBatch(kv.ledger, config.max_batch)
     party = party_of(config, runner, address, transport.name)
     counters: Counter[str] = Counter()
@@ -109,6 +115,7 @@ async def _start(
             service.max_model_len,
             [pair.report() for pair in peers.pairs],
             counters + service.counters,
+            chosen.account,
         )
 
     add_DecodeServicer_to_server(DecodeRpc(service, report), server)

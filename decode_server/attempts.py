@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from decode_server.holding import AttemptHolding
-from decode_server.memory import DecodeMemory
+from decode_server.memory import DecodeMemory, Rooms
 from decode_server.peers import Peer
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.decode_attempt import (
@@ -23,6 +23,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     OpenLease,
     RoomReserved,
     SendUp,
@@ -33,21 +34,21 @@ from kvlease.handoff.messages import Aborted, AbortReason, Complete, Proposal, R
 from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.handoff.wire import WireError
-from kvlease.kvcache.memory import Room
 from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
+from kvlease.sampling.tokens import DrawnToken
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The prompt's KV is here, verified, in this room, which is the caller's now."""
+    """The prompt's KV is here, verified, in the first of these rooms, which are the caller's now. First tokens and rooms: one a choice."""
 
-    room: Room
-    first_token_id: int
+    rooms: Rooms
+    first: tuple[DrawnToken, ...]
 
 
 AttemptEnd = Arrived | Complete | Rejected | Aborted
@@ -56,11 +57,15 @@ AttemptEnd = Arrived | Complete | Rejected | Aborted
 class AttemptRun:
     """One attempt at one peer. `run` once."""
 
-    def __init__(self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread) -> None:
+    def __init__(
+        self, proposal: Proposal, peer: Peer, memory: DecodeMemory, thread: WorkThread, vocab_size: int
+    ) -> None:
         """Nothing is held or sent before `run`."""
         num_tokens = len(proposal.prompt_token_ids)
         self._proposal, self._peer, self._memory, self._thread = proposal, peer, memory, thread
-        self._attempt = DecodeAttempt(num_tokens, blocks_for(num_tokens, memory.kv.block_size))
+        num_blocks = blocks_for(num_tokens, memory.kv.block_size)
+        first = FirstToken(vocab_size, proposal.max_tokens, proposal.end_token_ids)
+        self._attempt = DecodeAttempt(num_tokens, num_blocks, num_choices=proposal.num_choices, first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
         self._holding = AttemptHolding(proposal, memory.kv, peer.dock)
@@ -81,7 +86,7 @@ class AttemptRun:
             return outcome
         finally:
             self._peer.pair.standing.discard(self)
-            self._withdraw(stream, tasks, keep_room=isinstance(outcome, Arrived))
+            self._withdraw(stream, tasks, keep_rooms=isinstance(outcome, Arrived))
 
     async def _drive(self, stream: AttemptStream, tasks: list[asyncio.Task[None]]) -> AttemptEnd:
         while True:
@@ -93,23 +98,27 @@ class AttemptRun:
 
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
-            assert self._holding.room is not None, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._holding.room, action.outcome.first_token_id)
+            assert self._holding.rooms, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._holding.rooms, action.outcome.first_tokens)
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
-        """What happened next; under a lease, standing still for too long is something that happens."""
+        """What happened next; while prefill owes its verdict or blocks, standing still for too long is something that happens.
+
+        A prefill server that works for others, or sends to this one, has not come to this attempt yet; one that does neither never will.
+        """
+        lease = self._attempt.lease
+        owes = lease is not None or self._attempt.state is DecodeState.PROPOSED
         while True:
-            patience = self._limits.stall_s if self._attempt.lease is not None else None
+            seen = self._peer.pair.progress
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(self._limits.stall_s if owes else None):
                     return await self._inbox.get()
             except TimeoutError:
-                computing = self._attempt.state is DecodeState.GRANTED
-                if computing and self._peer.pair.life.still_for_s() < self._limits.stall_s:
+                if self._attempt.state is not DecodeState.CLOSING and self._peer.pair.progress != seen:
                     continue
-                missing = self._attempt.num_blocks - (self._attempt.lease.num_verified if self._attempt.lease else 0)
-                message = f"{missing} blocks are missing and nothing has moved for {self._limits.stall_s} s"
+                missing = f"{lease.num_blocks - lease.num_verified} blocks are" if lease else "the verdict is"
+                message = f"{missing} missing and nothing has moved for {self._limits.stall_s} s"
                 return Ended(aborted(AbortReason.PEER_STALLED, message))
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -150,20 +159,20 @@ class AttemptRun:
 
     async def _find_room(self) -> None:
         holding = self._holding
-        room = await self._memory.hold(holding.num_blocks)
-        holding.take(room)
+        rooms = await self._memory.hold(holding.sizes)
+        holding.take(rooms)
         try:
-            await self._thread.run(holding.scrub, room)
+            await self._thread.run(holding.scrub, rooms)
         finally:
-            holding.scrubbed(room)
-        self.post(RoomReserved(draw_grant(self._proposal.epoch), room.holder))
+            holding.scrubbed(rooms)
+        self.post(RoomReserved(draw_grant(self._proposal.epoch), rooms[0].holder))
 
-    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_room: bool) -> None:
+    def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_rooms: bool) -> None:
         """What is held, at once; then everybody else.
 
         Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
         """
-        self._holding.give_back(keep_room=keep_room)
+        self._holding.give_back(keep_rooms=keep_rooms)
         for task in tasks:
             task.cancel()
         stream.cancel()

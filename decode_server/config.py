@@ -17,6 +17,7 @@ class DecodeConfig:
     secret: str
     prefill_servers: tuple[str, ...]  # gRPC addresses to pair with
     host: str = "127.0.0.1"
+    advertise: str = ""  # host at which peers reach this server; empty: `host`
     port: int = 0
     dtype: str = "auto"
     device: str = "cpu"
@@ -27,4 +28,5 @@ class DecodeConfig:
     max_batch: int = 64
     threads: int = 1
     transport: str = "auto"
+    rdma_device: str = ""  # NAME[:PORT[:GID_INDEX]]; empty: the first that can be used
     ring_bytes: int = 32 << 20

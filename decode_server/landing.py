@@ -78,7 +78,7 @@ class Dock:
             return
         found = None
         try:
-            found = await self._thread.run(self.judge, docking, content)
+            found = await self._judged(docking, content)
         finally:
             self.finish(docking, found)
 
@@ -93,7 +93,7 @@ class Dock:
         return Docking(lease_id, berth)
 
     def judge(self, docking: Docking, content: memoryview) -> Landed | Refused:
-        """Copy the block in and verify the copy. For the landing thread."""
+        """Copy the block in and verify the copy. For the landing thread, or the loop where that is cheaper."""
         kv, berth = self._memory.kv, docking.berth
         return land_block(kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content)
 
@@ -102,6 +102,11 @@ class Dock:
         self._memory.kv.unpin((docking.berth.room,))
         if found is not None:
             self._tell(docking.lease_id, docking.berth, found)
+
+    async def _judged(self, docking: Docking, content: memoryview) -> Landed | Refused:
+        if self._memory.kv.storage.is_on_host:
+            return await self._thread.run_copy(len(content), self.judge, docking, content)
+        return await self._thread.run(self.judge, docking, content)
 
     def _tell(self, lease_id: LeaseId, berth: Berth, found: Landed | Refused) -> None:
         if isinstance(found, Refused):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from decode_server.room import RoomQueue
 from kvlease.kvcache.memory import KVMemory, Room
 
+Rooms = tuple[Room, ...]  # of one request, one for each choice; the first holds the prompt
+
 
 class DecodeMemory:
     """The private memory, and those who wait for room in it."""
@@ -20,24 +22,25 @@ class DecodeMemory:
         self.kv = kv
         kv.on_free = self._serve
         self._queue = RoomQueue(max_bypass)
-        self._waiting: dict[int, tuple[int, Callable[[Room], None]]] = {}
+        self._waiting: dict[int, tuple[tuple[int, ...], Callable[[Rooms], None]]] = {}
 
-    async def hold(self, num_blocks: int) -> Room:
-        """Room for a new sequence, when it is this caller's turn. Cancelled: nothing is held."""
-        future: asyncio.Future[Room] = asyncio.get_running_loop().create_future()
-        number = self.ask(num_blocks, future.set_result)
+    async def hold(self, sizes: tuple[int, ...]) -> Rooms:
+        """Room of each size (blocks) for a new request, all at once, when it is this caller's turn. Cancelled: nothing is held."""
+        future: asyncio.Future[Rooms] = asyncio.get_running_loop().create_future()
+        number = self.ask(sizes, future.set_result)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if future.done():
-                self.kv.free(future.result())
+                for room in future.result():
+                    self.kv.free(room)
             self.withdraw(number)
             raise
 
-    def ask(self, num_blocks: int, take: Callable[[Room], None]) -> int:
-        """A ticket; `take` is called with the room when it is this one's turn, maybe before this returns."""
-        number = self._queue.ask(num_blocks)
-        self._waiting[number] = (num_blocks, take)
+    def ask(self, sizes: tuple[int, ...], take: Callable[[Rooms], None]) -> int:
+        """A ticket; `take` is called with the rooms when it is this one's turn, maybe before this returns."""
+        number = self._queue.ask(sum(sizes))
+        self._waiting[number] = (sizes, take)
         self._serve()
         return number
 
@@ -49,7 +52,7 @@ class DecodeMemory:
 
     def _serve(self) -> None:
         while (number := self._queue.serve(self.kv.counts().free)) is not None:
-            num_blocks, take = self._waiting.pop(number)
-            room = self.kv.hold(num_blocks)
-            assert room is not None, "the queue serves only what fits"
-            take(room)
+            sizes, take = self._waiting.pop(number)
+            rooms = tuple(room for room in map(self.kv.hold, sizes) if room is not None)
+            assert len(rooms) == len(sizes), "the queue serves only what fits"
+            take(rooms)

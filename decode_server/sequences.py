@@ -6,15 +6,16 @@ Never: builds a step on a context that the ledger has not proven for that very s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
+from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
-    Finished,
+    ChoiceFinished,
     FinishReason,
-    GenerationEvent,
     GenerationRequest,
     TokensGenerated,
 )
@@ -22,51 +23,78 @@ from kvlease.handoff.verdicts import aborted
 from kvlease.kvcache.errors import UnprovenSlot
 from kvlease.kvcache.ledger import SlotLedger
 from kvlease.kvcache.memory import Room
+from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken
+
+SequenceEvent = TokensGenerated | ChoiceFinished | Aborted
+Events = asyncio.Queue[SequenceEvent]
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One text in the making. The last of `token_ids` is not in the KV memory yet: the next step puts it there."""
+    """One text in the making, of one choice. The last of `generated` is not in the KV memory yet: the next step puts it there."""
 
     request: GenerationRequest
     room: Room
-    token_ids: list[int]
-    events: asyncio.Queue[GenerationEvent] = field(default_factory=asyncio.Queue)
+    choice: int
+    events: Events  # of all choices of the request
+    sampling: SamplingParams
+    past: PastTokens | None = None  # where a penalty asks for it
+    generated: list[int] = field(default_factory=list)
     is_over: bool = False
+
+    @classmethod
+    def begin(cls, request: GenerationRequest, rooms: Iterable[Room], events: Events) -> list[Sequence]:
+        """The texts of all choices. The prompt is in each room, and nothing is generated."""
+        sampling, prompt = request.sampling, PromptTokens(request.prompt_token_ids)
+        return [
+            cls(
+                request,
+                room,
+                choice,
+                events,
+                sampling.for_choice(choice),
+                PastTokens(prompt) if sampling.penalises else None,
+            )
+            for choice, room in enumerate(rooms)
+        ]
 
     @property
     def num_generated(self) -> int:
         """Tokens drawn so far, an end token included."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.generated)
 
-    def take(self, token_id: int) -> bool:
+    def take(self, drawn: DrawnToken) -> bool:
         """A token was drawn: tell the client. Whether it ends the text."""
         assert not self.is_over, "an ended text gets no further token"
-        self.token_ids.append(token_id)
+        token_id = drawn.token_id
+        self.generated.append(token_id)
+        if self.past is not None:
+            self.past.add(token_id)
         if token_id in self.request.end_token_ids:
             self.end(self._finished(FinishReason.STOP))
             return True
-        self.events.put_nowait(TokensGenerated((token_id,)))
+        self.events.put_nowait(TokensGenerated.of(drawn, self.choice))
         if self.num_generated < self.request.max_tokens:
             return False
         self.end(self._finished(FinishReason.LENGTH))
         return True
 
-    def end(self, event: Finished | Aborted) -> None:
-        """The one terminal event."""
+    def end(self, event: ChoiceFinished | Aborted) -> None:
+        """The last event of this text."""
         if not self.is_over:
             self.is_over = True
             self.events.put_nowait(event)
 
     def step(self, ledger: SlotLedger) -> SequenceStep:
         """The next step. Raises `UnprovenSlot` if anything before the last token is not proven for this sequence."""
-        sampling = self.request.sampling
-        context = ledger.readable(self.room.holder, self.room.table, len(self.token_ids) - 1)
-        spec = SamplingSpec(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
-        return SequenceStep(context, (self.token_ids[-1],), spec)
+        num_known = len(self.request.prompt_token_ids) + self.num_generated - 1
+        context = ledger.readable(self.room.holder, self.room.table, num_known)
+        banned = self.sampling.banned(self.request.end_token_ids, self.num_generated)
+        return SequenceStep(context, (self.generated[-1],), (Draw(self.sampling, banned, self.past),))
 
-    def _finished(self, reason: FinishReason) -> Finished:
-        return Finished(reason, len(self.request.prompt_token_ids), self.num_generated)
+    def _finished(self, reason: FinishReason) -> ChoiceFinished:
+        return ChoiceFinished(self.choice, reason, self.num_generated)
 
 
 class RunningBatch:
@@ -112,9 +140,9 @@ class RunningBatch:
         sequence.end(aborted(AbortReason.ENGINE_FAILED, message))
         self.leave(sequence)
 
-    def publish(self, sequence: Sequence, token_id: int) -> None:
+    def publish(self, sequence: Sequence, drawn: DrawnToken) -> None:
         """A step drew a token; a sequence that was ended in the meantime does not get it."""
         if sequence.is_over or sequence not in self._sequences:
             return
-        if sequence.take(token_id):
+        if sequence.take(drawn):
             self.leave(sequence)

@@ -13,14 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from decode_server.attempts import Arrived, AttemptEnd, AttemptRun
-from decode_server.memory import DecodeMemory
+from decode_server.memory import DecodeMemory, Rooms
 from decode_server.peers import Peer, Peers
-from decode_server.sequences import RunningBatch, Sequence
+from decode_server.sequences import Events, RunningBatch, Sequence
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.limits import Limits
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
+    ChoiceFinished,
     Complete,
     Finished,
     FinishReason,
@@ -33,6 +34,7 @@ from kvlease.handoff.messages import (
     TokensGenerated,
 )
 from kvlease.handoff.verdicts import DecodeFacts, aborted, judge_request, may_ask_another, rejected
+from kvlease.kvcache.sizing import blocks_for
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class DecodeService:
             self.num_waiting,
             identity.max_queue,
             self.is_draining,
+            self._memory.kv.block_size,
         )
         return judge_request(request, facts)
 
@@ -135,36 +138,64 @@ class DecodeService:
             self._identity.incarnation,
             peer.pair.epoch,
             self._identity.fingerprint,
+            request.num_choices,
         )
         self.num_waiting += 1
         try:
-            return await AttemptRun(proposal, peer, self._memory, self._thread).run()
+            return await AttemptRun(proposal, peer, self._memory, self._thread, self._identity.vocab_size).run()
         finally:
             self.num_waiting -= 1
 
     async def _complete(self, request: GenerationRequest, end: Complete, emit: Emit) -> Terminal:
-        if end.reason is FinishReason.LENGTH:
-            await emit(TokensGenerated((end.first_token_id,)))
-        return Finished(end.reason, len(request.prompt_token_ids), 1)
+        for choice, drawn in enumerate(end.first_tokens):
+            has_ended = drawn.token_id in request.end_token_ids
+            if not has_ended:
+                await emit(TokensGenerated.of(drawn, choice))
+            if request.num_choices > 1:
+                await emit(ChoiceFinished(choice, FinishReason.STOP if has_ended else FinishReason.LENGTH, 1))
+        return Finished(end.reason, len(request.prompt_token_ids), request.num_choices)
 
     async def _generate(self, request: GenerationRequest, arrived: Arrived, emit: Emit) -> Terminal:
-        sequence = Sequence(request, arrived.room, list(request.prompt_token_ids))
-        kv = self._memory.kv
+        rooms = dict(enumerate(arrived.rooms))
+        sequences: list[Sequence] = []
+        events: Events = asyncio.Queue()
         try:
-            num_prompt_blocks = -(-len(request.prompt_token_ids) // kv.block_size)
-            kv.pool.publish(arrived.room.holder, arrived.room.handles[:num_prompt_blocks])
-            if not sequence.take(arrived.first_token_id):
-                self._batch.join(sequence)
-            while True:
-                event = await sequence.events.get()
-                if not isinstance(event, TokensGenerated):
-                    assert isinstance(event, Finished | Aborted), "a sequence ends by one of these"
+            rooms = dict(enumerate(await self._branched(request, arrived.rooms)))
+            sequences = Sequence.begin(request, rooms.values(), events)
+            for sequence, drawn in zip(sequences, arrived.first, strict=True):
+                if not sequence.take(drawn):
+                    self._batch.join(sequence)
+            ends: dict[int, ChoiceFinished] = {}
+            while len(ends) < len(sequences):
+                event = await events.get()
+                if isinstance(event, Aborted):
                     return event
-                await emit(event)
+                if isinstance(event, ChoiceFinished):
+                    ends[event.choice] = event
+                    self._memory.kv.free(rooms.pop(event.choice))
+                if isinstance(event, TokensGenerated) or request.num_choices > 1:
+                    await emit(event)
+            num_generated = sum(end.num_generated_tokens for end in ends.values())
+            return Finished(ends[0].reason, len(request.prompt_token_ids), num_generated)
         finally:
-            sequence.is_over = True
-            self._batch.leave(sequence)
-            kv.free(arrived.room)
+            for sequence in sequences:
+                sequence.is_over = True
+                self._batch.leave(sequence)
+            for room in rooms.values():
+                self._memory.kv.free(room)
+
+    async def _branched(self, request: GenerationRequest, rooms: Rooms) -> Rooms:
+        """The rooms of all choices, once the prompt that lies in the first is in each of them."""
+        kv, first, num_tokens = self._memory.kv, rooms[0], len(request.prompt_token_ids)
+        kv.pool.publish(first.holder, first.handles[: blocks_for(num_tokens, kv.block_size)])
+        branches = tuple(kv.branch(first, own, num_tokens) for own in rooms[1:])
+        for branch in branches:
+            kv.pin((first, branch))
+            try:
+                await self._thread.run(kv.fill_branch, first, branch, num_tokens)
+            finally:
+                kv.unpin((first, branch))
+        return (first, *branches)
 
 
 def is_worth_another(end: Rejected | Aborted) -> bool:

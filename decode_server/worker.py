@@ -8,7 +8,7 @@ from __future__ import annotations
 from decode_server.memory import DecodeMemory
 from decode_server.sequences import RunningBatch, Sequence
 from kvlease.engine.batch import SequenceStep
-from kvlease.engine.isolation import Failure, Runner, run_isolated
+from kvlease.engine.isolation import Failure, Result, Runner, run_isolated
 from kvlease.engine.work_thread import WorkThread
 from kvlease.kvcache.memory import KVMemory
 
@@ -22,7 +22,7 @@ async def decode_tokens(batch: RunningBatch, memory: DecodeMemory, runner: Runne
         taken = begin_step(batch, memory.kv)
         if not taken:
             continue
-        results: list[int | Failure | None] = []
+        results: list[Result] = []
         try:
             results = await thread.run(run_isolated, runner, [step for _, step in taken])
         finally:
@@ -43,11 +43,11 @@ def unpin_step(taken: list[Taken], kv: KVMemory) -> None:
     kv.unpin([sequence.room for sequence, _ in taken])
 
 
-def publish_step(batch: RunningBatch, taken: list[Taken], results: list[int | Failure | None]) -> None:
+def publish_step(batch: RunningBatch, taken: list[Taken], results: list[Result]) -> None:
     """Give each sequence what its step drew."""
     for (sequence, _), result in zip(taken, results, strict=True):
         if isinstance(result, Failure):
             batch.fail(sequence, result.message)
         else:
-            assert result is not None, "every decode step wants a token"
-            batch.publish(sequence, result)
+            (drawn,) = result  # every decode step wants one token
+            batch.publish(sequence, drawn)

@@ -5,13 +5,12 @@ Never: decides anything; it writes down what was generated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.told import Json, Speller, ToldToken, chat_logprobs, completion_logprobs
 from kvlease.handoff.messages import FinishReason
-
-Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,35 @@ class AnswerHead:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """New text of one choice; `logprobs` in the API's own shape, where they were asked for."""
+
+    text: str
+    logprobs: Json | None = None
+    index: int = 0
+
+
 class AnswerShape(Protocol):
     """One API's way to write an answer."""
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> Json:
+    def logprobs(self, told: Sequence[ToldToken], speller: Speller) -> Json:
+        """What is told of tokens."""
+        ...
+
+    def whole(self, head: AnswerHead, choices: Sequence[tuple[Part, FinishReason]], usage: Usage) -> Json:
         """The answer that is not streamed."""
         ...
 
-    def opening(self) -> Json | None:
+    def opening(self, index: int) -> Json | None:
         """The choice that opens a stream, if there is one."""
         ...
 
-    def piece(self, text: str) -> Json:
+    def piece(self, part: Part) -> Json:
         """A choice with new text."""
         ...
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """The choice that ends the text."""
         ...
 
@@ -77,57 +89,80 @@ class AnswerShape(Protocol):
 class CompletionShape:
     """/v1/completions."""
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> Json:
-        """The answer that is not streamed."""
-        return head.body("cmpl", "text_completion") | {"choices": [self._choice(text, reason)], "usage": usage.body()}
+    def logprobs(self, told: Sequence[ToldToken], speller: Speller) -> Json:
+        """What is told of tokens."""
+        return completion_logprobs(told, speller)
 
-    def opening(self) -> Json | None:
+    def whole(self, head: AnswerHead, choices: Sequence[tuple[Part, FinishReason]], usage: Usage) -> Json:
+        """The answer that is not streamed."""
+        written = [self._choice(part, reason) for part, reason in choices]
+        return head.body("cmpl", "text_completion") | {"choices": written, "usage": usage.body()}
+
+    def opening(self, index: int) -> Json | None:
         """Nothing opens it."""
         return None
 
-    def piece(self, text: str) -> Json:
+    def piece(self, part: Part) -> Json:
         """New text."""
-        return self._choice(text, None)
+        return self._choice(part, None)
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """No text, and why it ended."""
-        return self._choice("", reason)
+        return self._choice(Part("", None, index), reason)
 
     def chunk(self, head: AnswerHead, choice: Json | None, usage: Usage | None, includes_usage: bool) -> Json:
         """One event."""
         return head.body("cmpl", "text_completion") | _choices_and_usage(choice, usage, includes_usage)
 
-    def _choice(self, text: str, reason: FinishReason | None) -> Json:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason and reason.value}
+    def _choice(self, part: Part, reason: FinishReason | None) -> Json:
+        return {
+            "index": part.index,
+            "text": part.text,
+            "logprobs": part.logprobs,
+            "finish_reason": reason and reason.value,
+        }
 
 
 class ChatShape:
     """/v1/chat/completions."""
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> Json:
+    def logprobs(self, told: Sequence[ToldToken], speller: Speller) -> Json:
+        """What is told of tokens."""
+        return chat_logprobs(told, speller)
+
+    def whole(self, head: AnswerHead, choices: Sequence[tuple[Part, FinishReason]], usage: Usage) -> Json:
         """The answer that is not streamed."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
-        return head.body("chatcmpl", "chat.completion") | {"choices": [choice], "usage": usage.body()}
+        written = [
+            {
+                "index": part.index,
+                "message": {"role": "assistant", "content": part.text, "refusal": None},
+                "logprobs": part.logprobs,
+                "finish_reason": reason.value,
+            }
+            for part, reason in choices
+        ]
+        return head.body("chatcmpl", "chat.completion") | {"choices": written, "usage": usage.body()}
 
-    def opening(self) -> Json | None:
+    def opening(self, index: int) -> Json | None:
         """The role."""
-        return self._choice({"role": "assistant", "content": ""}, None)
+        return self._choice(index, {"role": "assistant", "content": ""})
 
-    def piece(self, text: str) -> Json:
+    def piece(self, part: Part) -> Json:
         """New text."""
-        return self._choice({"content": text}, None)
+        return self._choice(part.index, {"content": part.text}, part.logprobs)
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """An empty delta, and why it ended."""
-        return self._choice({}, reason)
+        return self._choice(index, {}, None, reason)
 
     def chunk(self, head: AnswerHead, choice: Json | None, usage: Usage | None, includes_usage: bool) -> Json:
         """One event."""
         return head.body("chatcmpl", "chat.completion.chunk") | _choices_and_usage(choice, usage, includes_usage)
 
-    def _choice(self, delta: Json, reason: FinishReason | None) -> Json:
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
+    def _choice(
+        self, index: int, delta: Json, logprobs: Json | None = None, reason: FinishReason | None = None
+    ) -> Json:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason and reason.value}
 
 
 def _choices_and_usage(choice: Json | None, usage: Usage | None, includes_usage: bool) -> dict[str, object]:

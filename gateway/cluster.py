@@ -48,6 +48,7 @@ class ServerFacts:
     max_model_len: int
     pairs: tuple[PairFacts, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    transport: str = ""  # which carries the blocks, and how it was chosen
 
     @property
     def pool_tokens(self) -> int:

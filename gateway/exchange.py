@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers import AnswerHead, AnswerShape, Json
+from gateway.answers import AnswerHead, AnswerShape
 from gateway.body import Bodies, HeldBody
 from gateway.errors import RequestRefused
 from gateway.jobs import Job, Parser
 from gateway.journal import CLIENT_LEFT_STATUS, Journal, RequestRecord
 from gateway.limits import Limits
 from gateway.openai_errors import ApiError, unavailable
-from gateway.service import Done, Failed, Service, Text, TextEvent, Ticket
+from gateway.service import Done, Failed, Service, TextEvent, Ticket
 from gateway.streaming import Reply
 from gateway.tenants import Tenants
+from gateway.texts import Text
+from gateway.writing import Form, StreamWriter, WholeWriter, Writer
 from kvlease.handoff.messages import RequestId, TenantId
 
 logger = logging.getLogger(__name__)
@@ -185,7 +187,7 @@ class Exchange:
         self._record.num_prompt_tokens = len(job.prompt_token_ids)
         events = self._counted(self._shared.service.generate(job, ticket))
         async with aclosing(events):
-            await (self._stream(job, events) if job.is_stream else self._whole(events))
+            await self._write(job, events)
 
     async def _counted(self, source: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[TextEvent, None]:
         """The events, noted down as they pass."""
@@ -194,35 +196,25 @@ class Exchange:
             async for event in events:
                 if isinstance(event, Text):
                     record.num_generated_tokens += event.num_tokens
-                if isinstance(event, Text) or (isinstance(event, Done) and record.first_token_at is None):
+                if isinstance(event, Text) and (event.num_tokens or record.first_token_at is None):
                     self._shared.journal.tokens_arrived(record, clock())
                 if isinstance(event, Done):
                     record.num_generated_tokens = event.usage.num_generated_tokens
                 yield event
 
-    async def _whole(self, events: AsyncIterator[TextEvent]) -> None:
-        pieces: list[str] = []
+    async def _write(self, job: Job, events: AsyncIterator[TextEvent]) -> None:
+        model, head = self._shared.service.model, self._head()
+        form = Form(self._api.shape, head, model.codec, job.tells_logprobs, job.includes_usage)
+        writer: Writer = (StreamWriter if job.is_stream else WholeWriter)(self._reply, form, job.num_choices)
         async for event in events:
             match event:
-                case Text(text, _):
-                    pieces.append(text)
-                case Done(text, reason, usage):
-                    pieces.append(text)
-                    await self._reply.whole(self._api.shape.whole(self._head(), "".join(pieces), reason, usage))
+                case Text():
+                    await writer.text(event.index, event.text, event.told)
+                    if event.reason is not None:
+                        await writer.ended(event.index, event.reason)
+                case Done(usage, reason):
+                    await writer.done(usage)
                     self._record.outcome = reason.value
-                case Failed(error):
-                    await self._fail(error)
-
-    async def _stream(self, job: Job, events: AsyncIterator[TextEvent]) -> None:
-        """The head goes out with the first event, so that a failure before it has a status of its own."""
-        writer = StreamWriter(self._reply, self._api.shape, self._head(), job.includes_usage)
-        async for event in events:
-            match event:
-                case Text(text, _):
-                    await writer.text(text)
-                case Done() as done:
-                    await writer.done(done)
-                    self._record.outcome = done.reason.value
                 case Failed(error):
                     await self._fail(error)
 
@@ -240,41 +232,3 @@ class Exchange:
                 await self._reply.fail(error)
         except (TimeoutError, OSError):
             logger.debug("client.gone", extra={"request_id": self._record.request_id})
-
-
-class StreamWriter:
-    """The events of one streamed answer."""
-
-    def __init__(self, reply: Reply, shape: AnswerShape, head: AnswerHead, includes_usage: bool) -> None:
-        """Nothing is sent before the first text or end."""
-        self._reply = reply
-        self._shape = shape
-        self._head = head
-        self._includes_usage = includes_usage
-        self._is_open = False
-
-    async def text(self, text: str) -> None:
-        """New text; tokens that make no text yet only open the stream."""
-        await self._open()
-        if text:
-            await self._choice(self._shape.piece(text))
-
-    async def done(self, done: Done) -> None:
-        """The rest of the text, the reason, the usage if asked for, and the end."""
-        await self.text(done.text)
-        await self._choice(self._shape.closing(done.reason))
-        if self._includes_usage:
-            await self._reply.event(self._shape.chunk(self._head, None, done.usage, True))
-        await self._reply.done()
-
-    async def _open(self) -> None:
-        if self._is_open:
-            return
-        self._is_open = True
-        await self._reply.open_stream()
-        opening = self._shape.opening()
-        if opening is not None:
-            await self._choice(opening)
-
-    async def _choice(self, choice: Json) -> None:
-        await self._reply.event(self._shape.chunk(self._head, choice, None, self._includes_usage))

@@ -78,6 +78,9 @@ class Pages:
                 if server.facts is not None and server.is_in
                 for pair in server.facts.pairs
             ],
+            "transports": {
+                server.address: server.facts.transport for server in self._cluster.servers if server.facts is not None
+            },
         }
         return JSONResponse(body, 200 if is_ready else 503)
 
@@ -166,6 +169,7 @@ def _facts(facts: ServerFacts) -> dict[str, object]:
         "num_queued",
         "num_running",
         "max_model_len",
+        "transport",
     )
     return {
         **{name: getattr(facts, name) for name in kept},

@@ -30,6 +30,8 @@ class Limits:
     max_stop_strings: int = 16
     #: Text that may become a stop string is held back, so this bounds the delay of a stream.
     max_stop_chars: int = 256
+    #: Tokens that a client may name as ends of its text, beside the model's own.
+    max_stop_token_ids: int = 64
     #: How long after the deadline the gateway waits for the server that knows better why.
     deadline_grace_s: float = 1.0
     #: Sends of a last word to a client that may have stopped reading.

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.text import Detokenizer
 from gateway.text_bounds import NO_BOUND, TextBound
+from kvlease.models.chat_content import RenderedChat
 
 
 class Codec(Protocol):
@@ -20,16 +21,29 @@ class Codec(Protocol):
         """The token ids of a text."""
         ...
 
+    @property
+    def control_texts(self) -> Sequence[str]:
+        """How the control tokens are written."""
+        ...
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """The token ids of a rendered chat; what a message says is never a control token. Raises RequestInvalid."""
+        ...
+
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one text."""
         ...
 
+    def spelling_of(self, token_id: int) -> bytes:
+        """A token's own bytes, special ones by their names."""
+        ...
+
 
 class Template(Protocol):
-    """Turns messages into one prompt; raises TemplateFailed."""
+    """Turns messages into one prompt; raises RequestInvalid."""
 
-    def render(self, messages: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
-        """The prompt's text, special tokens written out."""
+    def render_apart(self, messages: list[dict[str, object]], control_texts: Sequence[str]) -> RenderedChat:
+        """The prompt's text, and which control tokens in it are the template's own."""
         ...
 
 

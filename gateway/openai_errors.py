@@ -62,11 +62,8 @@ def too_long(num_prompt_tokens: int, max_tokens: int, max_model_len: int, param:
 
 
 def from_verdict(verdict: Rejected | Aborted, retry_after_s: int) -> ApiError:
-    """The verdict of another server: status, code, message and param as they came.
-
-    A status that no error has (a peer's fault) becomes 502, so that it can never look like a success.
-    """
-    status = verdict.http_status if 400 <= verdict.http_status < 600 else 502
+    """The verdict of another server: status, code, message and param as they came."""
+    status = verdict.http_status
     param = verdict.param or None if isinstance(verdict, Rejected) else None
     headers = (("retry-after", str(retry_after_s)),) if status in RETRY_LATER else ()
     return ApiError(status, verdict.message, verdict.code or str(verdict.reason), param, headers)

@@ -42,9 +42,10 @@ class GrpcStatusClient:
     async def status(self) -> ServerFacts | None:
         """None: unreachable."""
         try:
-            return _facts(await self._status(pb.StatusRequest(), metadata=self._credentials))
+            status: pb.ServerStatus | None = await self._status(pb.StatusRequest(), metadata=self._credentials)
         except grpc.aio.AioRpcError:
             return None
+        return None if status is None else _facts(status)  # gRPC gives None for bytes that are no message
 
     async def close(self) -> None:
         """Close the channel."""
@@ -111,4 +112,5 @@ def _facts(status: pb.ServerStatus) -> ServerFacts:
         max_model_len=status.max_model_len,
         pairs=pairs,
         counters=dict(status.counters),
+        transport=status.transport,
     )

@@ -25,11 +25,20 @@ from pydantic_core import PydanticCustomError, from_json
 
 from gateway.errors import RequestRefused
 from gateway.openai_errors import ApiError, echo, invalid
+from kvlease.handoff.limits import Limits as HandoffLimits
+from kvlease.sampling.limits import Limits as SamplingLimits
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 _TOKEN_IDS = TypeAdapter(list[StrictInt])
 
+_SAMPLING = SamplingLimits()
+_HANDOFF = HandoffLimits()
+
 MAX_TOKENS_BOUND = 2**31
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Penalty = Annotated[float, Field(ge=-_SAMPLING.max_penalty, le=_SAMPLING.max_penalty)]
+TopLogprobs = Annotated[int, Field(ge=0, le=_SAMPLING.max_top_logprobs)]
+Bias = Annotated[float, Field(ge=-_SAMPLING.max_bias, le=_SAMPLING.max_bias)]
 Count = Annotated[int, Field(ge=1, lt=MAX_TOKENS_BOUND)]
 
 
@@ -111,8 +120,19 @@ class _GenerationBody(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: (
+        Annotated[float, Field(ge=_SAMPLING.min_repetition_penalty, le=_SAMPLING.max_repetition_penalty)] | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=_SAMPLING.max_logit_bias)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_check_stop)] = ()
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=MAX_TOKENS_BOUND)] | None = None
+    n: Annotated[int, Field(ge=1, le=_HANDOFF.max_choices)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -128,6 +148,11 @@ class CompletionBody(_GenerationBody):
     """POST /v1/completions."""
 
     prompt: Annotated[str | tuple[int, ...], PlainValidator(_check_prompt)]
+    logprobs: TopLogprobs | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives are told with each token; None: not even its own likelihood."""
+        return self.logprobs
 
 
 class ChatMessage(BaseModel):
@@ -155,28 +180,23 @@ class ChatBody(_GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     parallel_tool_calls: bool | None = None  # without tools it means nothing
     prediction: dict[str, object] | None = None  # only ever makes an answer faster
 
+    def wanted_logprobs(self) -> int | None:
+        """How many alternatives are told with each token; None: not even its own likelihood."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 #: Documented parameters that are not built, each with the values that ask for nothing.
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-}
 NEUTRAL_COMPLETION: Mapping[str, tuple[object, ...]] = {
-    **_NEUTRAL,
     "best_of": (None, 1),
     "echo": (None, False),
-    "logprobs": (None,),
     "suffix": (None, ""),
 }
 NEUTRAL_CHAT: Mapping[str, tuple[object, ...]] = {
-    **_NEUTRAL,
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),

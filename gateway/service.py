@@ -6,12 +6,14 @@ Never: speaks HTTP.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from gateway.answers import Usage
 from gateway.cluster import Cluster
+from gateway.decode_claims import Expected
 from gateway.decode_client import DecodeClient
 from gateway.jobs import Bounds, Job, Parser
 from gateway.limits import Limits
@@ -20,9 +22,11 @@ from gateway.openai_errors import ApiError, from_verdict, unavailable
 from gateway.preparation import Preparation
 from gateway.routing import Route, Router
 from gateway.text import TextAssembler
+from gateway.texts import AnswerTexts, Text
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
+    ChoiceFinished,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -31,6 +35,7 @@ from kvlease.handoff.messages import (
     TenantId,
     TokensGenerated,
 )
+from kvlease.handoff.verdicts import aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +48,11 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Tokens arrived; `text` is what they let a client see, and may be empty."""
-
-    text: str
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
-    """The good end, with the rest of the text."""
+    """The good end; `reason` is the first choice's."""
 
-    text: str
-    reason: FinishReason
     usage: Usage
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,12 @@ class Service:
 
     async def generate(self, job: Job, ticket: Ticket) -> AsyncGenerator[TextEvent, None]:
         """Text as it comes, ending with exactly one Done or Failed. Closing the iterator cancels the request everywhere."""
-        text = TextAssembler(self.model.codec.detokenizer(), job.stops)
+        texts = AnswerTexts(
+            [
+                TextAssembler(self.model.codec.detokenizer(), job.stops, job.sampling.min_tokens)
+                for _ in range(job.num_choices)
+            ]
+        )
         tried: list[str] = []
         failure = self._no_server()
         while len(tried) < self._limits.max_attempts:
@@ -115,7 +116,7 @@ class Service:
             tried.append(route.decode)
             verdict: Aborted | None = None
             with self.router.occupy(route.decode):
-                async with aclosing(self._attempt(route.decode, request, text)) as events:
+                async with aclosing(self._attempt(route.decode, request, texts)) as events:
                     async for event in events:
                         if isinstance(event, Aborted):
                             verdict = event
@@ -125,29 +126,33 @@ class Service:
                 return
             self._learn(route.decode, verdict)
             failure = from_verdict(verdict, self._limits.retry_after_s)
-            if text.num_tokens or not verdict.retryable:
+            if texts.num_tokens or not verdict.retryable:
                 break
         yield Failed(failure)
 
     async def _attempt(
-        self, address: str, request: GenerationRequest, text: TextAssembler
+        self, address: str, request: GenerationRequest, texts: AnswerTexts
     ) -> AsyncGenerator[TextEvent | Aborted, None]:
         """One attempt; an `Aborted` is handed up, since it may be tried again."""
-        num_prompt = len(request.prompt_token_ids)
+        expected = Expected.of(request, self.model.vocab_size)
+        num_heard: Counter[int] = Counter()  # tokens of each choice, those behind a stop string too
         async with aclosing(self._clients[address].generate(request)) as events:
             async for event in events:
                 match event:
-                    case TokensGenerated(token_ids):
-                        piece = text.push(token_ids)
-                        if text.is_stopped:
-                            yield Done(piece, FinishReason.STOP, Usage(num_prompt, text.num_tokens))
+                    case TokensGenerated() | ChoiceFinished() | Finished():
+                        num_before = num_heard.total() if isinstance(event, Finished) else num_heard[event.choice]
+                        wrong = expected.contradiction(event, num_before)
+                        if wrong is not None:
+                            message = f"decode server {address} contradicts itself: {wrong}"
+                            yield aborted(AbortReason.PROTOCOL_ERROR, message)
                             return
-                        yield Text(piece, len(token_ids))
-                    case Finished(reason, _, num_generated):
-                        tail = text.finish()
-                        final = FinishReason.STOP if text.is_stopped else reason
-                        yield Done(tail, final, Usage(num_prompt, num_generated))
-                        return
+                        if isinstance(event, TokensGenerated):
+                            num_heard[event.choice] += len(event.token_ids)
+                        for news in texts.take(event):
+                            yield news
+                        if texts.is_done:
+                            yield Done(Usage(len(request.prompt_token_ids), texts.num_tokens), texts.reason)
+                            return
                     case Rejected():
                         yield Failed(from_verdict(event, self._limits.retry_after_s))
                         return
@@ -168,9 +173,10 @@ class Service:
             prompt_token_ids=job.prompt_token_ids,
             max_tokens=job.max_tokens,
             sampling=job.sampling,
-            end_token_ids=self.model.end_token_ids,
+            end_token_ids=job.end_token_ids,
             remaining_s=remaining_s,
             prefill_candidates=route.prefill_candidates,
+            num_choices=job.num_choices,
         )
 
     def _learn(self, address: str, verdict: Aborted) -> None:

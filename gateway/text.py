@@ -6,7 +6,11 @@ Never: keeps more text than the longest stop string.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Protocol
+
+from gateway.told import ToldToken, Untold
+from kvlease.sampling.tokens import TokenLogprobs
 
 
 class Detokenizer(Protocol):
@@ -84,10 +88,14 @@ class StopStrings:
 class TextAssembler:
     """The text of one request, token by token. Streams and whole answers take this one way, so they are equal."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
-        """Empty."""
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """Empty. The text of the first `min_tokens` tokens may hold any stop string."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
+        self._untold = Untold()
+        self._num_written = self._num_shown = 0  # characters; what is written may not be shown yet, or never
+        self._is_over = False
         self.num_tokens = 0
 
     @property
@@ -95,19 +103,34 @@ class TextAssembler:
         """Whether a stop string ended the text."""
         return self._stops.has_matched
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """New text; tokens behind a stop string are not looked at and not counted."""
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> str:
+        """New text; tokens behind a stop string are not looked at and not counted. `logprobs`: one a token, or none."""
         pieces = []
-        for token_id in token_ids:
+        for token_id, told in zip_longest(token_ids, logprobs):
             if self.is_stopped:
                 break
             self.num_tokens += 1
-            pieces.append(self._stops.push(self._detokenizer.push((token_id,))))
-        return "".join(pieces)
+            text = self._detokenizer.push((token_id,))
+            offset = self._num_written
+            self._num_written += len(text)
+            if told is not None:
+                self._untold.add(ToldToken(token_id, told, offset), self._num_written)
+            pieces.append(text if self.num_tokens <= self._min_tokens else self._stops.push(text))
+        return self._shown("".join(pieces))
 
     def finish(self) -> str:
         """The rest, when no more tokens come: an unfinished character, an unfinished stop string."""
         if self.is_stopped:
             return ""
+        self._is_over = True
         tail = self._stops.push(self._detokenizer.flush())
-        return tail + self._stops.flush()  # nothing is held behind a stop string
+        return self._shown(tail + self._stops.flush())  # nothing is held behind a stop string
+
+    def told(self) -> tuple[ToldToken, ...]:
+        """Tokens of the text that was returned since the last call, each once, where something was to be told of them."""
+        is_all_shown = self._is_over and not self.is_stopped
+        return self._untold.rest(self._num_shown) if is_all_shown else self._untold.shown(self._num_shown)
+
+    def _shown(self, text: str) -> str:
+        self._num_shown += len(text)
+        return text

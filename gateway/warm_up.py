@@ -17,7 +17,8 @@ from gateway.cluster import Cluster, ServerFacts, ServerView
 from gateway.decode_client import DecodeClient
 from gateway.limits import Limits
 from gateway.polling import Poller
-from kvlease.handoff.messages import Aborted, Finished, GenerationRequest, Rejected, RequestId, SamplingParams, TenantId
+from kvlease.handoff.messages import Aborted, Finished, GenerationRequest, Rejected, RequestId, TenantId
+from kvlease.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

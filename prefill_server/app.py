@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import grpc.aio
@@ -22,11 +22,11 @@ from kvlease.kvcache.seal import sealed_block_bytes
 from kvlease.peering.agreement import party_of
 from kvlease.peering.channels import make_server
 from kvlease.peering.heartbeat import Beat
-from kvlease.peering.hosting import aclosing_transport, ended, listen, until_signal
+from kvlease.peering.hosting import aclosing_transport, advertised, ended, listen, until_signal
 from kvlease.peering.incoming import IncomingPair, IncomingPairs
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import ServerReport
-from kvlease.peering.transports import choose_transport
+from kvlease.peering.transports import ChosenTransport, TransportChoice, choose_transport
 from kvlease.v1.kvlease_pb2_grpc import add_PrefillServicer_to_server
 from prefill_server.config import PrefillConfig
 from prefill_server.departure import DepartureLine
@@ -41,7 +41,7 @@ from transport.contract import Transport
 class RunningPrefill:
     """A prefill server that listens, and its parts: for its composition root and for tests of the whole."""
 
-    address: str
+    address: str  # what its peers know it by
     server: grpc.aio.Server
     kv: KVMemory
     service: PrefillService
@@ -53,32 +53,40 @@ class RunningPrefill:
 
 async def run(config: PrefillConfig, ready: Callable[[str], None]) -> None:
     """Serve until told to stop; `ready` is called with the address once it listens."""
-    runner = load_engine(config)
-    transport = choose_transport(config.transport, config.secret, config.host)
-    async with aclosing_transport(transport), serving(config, runner, transport) as running:
+    choice = TransportChoice(config.transport, config.host, config.advertise, config.rdma_device)
+    chosen = await choose_transport(choice, config.secret)  # before the model: what cannot be had is said at once
+    async with aclosing_transport(chosen.transport), _running(config, load_engine(config), chosen) as running:
         ready(running.address)
         await until_signal(running.work)
         running.service.is_draining = True
         await running.server.stop(Limits().drain_s)
 
 
+def serving(
+    config: PrefillConfig, runner: ModelRunner, transport: Transport
+) -> AbstractAsyncContextManager[RunningPrefill]:
+    """The server on a transport that somebody else chose, from listening to stopped."""
+    return _running(config, runner, ChosenTransport(transport, f"{transport.name}, as given"))
+
+
 @asynccontextmanager
-async def serving(config: PrefillConfig, runner: ModelRunner, transport: Transport) -> AsyncIterator[RunningPrefill]:
-    """The server, from listening to stopped."""
+async def _running(
+    config: PrefillConfig, runner: ModelRunner, chosen: ChosenTransport
+) -> AsyncIterator[RunningPrefill]:
     async with AsyncExitStack() as stack:
-        yield await _start(config, runner, transport, stack)
+        yield await _start(config, runner, chosen, stack)
 
 
 async def _start(
-    config: PrefillConfig, runner: ModelRunner, transport: Transport, stack: AsyncExitStack
+    config: PrefillConfig, runner: ModelRunner, chosen: ChosenTransport, stack: AsyncExitStack
 ) -> RunningPrefill:
-    facts, layout, limits = runner.facts, runner.layout, Limits()
+    facts, layout, limits, transport = runner.facts, runner.layout, Limits(), chosen.transport
     kv = KVMemory(BlockPool(runner.storage.num_blocks), runner.ledger, runner.storage)
     compute_thread, seal_thread = WorkThread("engine"), WorkThread("departure")
     stack.callback(compute_thread.close)
     stack.callback(seal_thread.close)
     server = make_server(config.secret, facts.context_length, limits)
-    address = listen(server, config.host, config.port)
+    address = advertised(listen(server, config.host, config.port), config.advertise)
     queue = PromptQueue(kv, config.chunk_tokens)
     compute = ComputeLoop(queue, kv, runner, compute_thread)
     party = party_of(config, runner, address, transport.name)
@@ -115,6 +123,7 @@ async def _start(
             party.capacity,
             pairs.reports(),
             counters + service.counters,
+            chosen.account,
         )
 
     add_PrefillServicer_to_server(PrefillRpc(service, pairs, report), server)

@@ -16,6 +16,7 @@ class PrefillConfig:
     model: Path
     secret: str
     host: str = "127.0.0.1"
+    advertise: str = ""  # host at which peers reach this server; empty: `host`
     port: int = 0  # of gRPC; 0: any free one, printed
     dtype: str = "auto"
     device: str = "cpu"
@@ -26,4 +27,5 @@ class PrefillConfig:
     chunk_tokens: int = 512
     threads: int = 1
     transport: str = "auto"
+    rdma_device: str = ""  # NAME[:PORT[:GID_INDEX]]; empty: the first that can be used
     ring_bytes: int = 32 << 20

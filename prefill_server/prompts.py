@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from kvlease.engine.batch import Draw
+from kvlease.engine.past import PastTokens, PromptTokens
 from kvlease.handoff.messages import AttemptDown, Proposal
 from kvlease.handoff.prefill_attempt import (
     Depart,
@@ -57,6 +59,14 @@ class Prompt:
         if self.attempt.may_send:
             self._departures.enter(self)
         return self.attempt
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """How the first token of each choice is drawn."""
+        proposal, sampling = self.proposal, self.proposal.sampling
+        past = PastTokens(PromptTokens(proposal.prompt_token_ids)) if sampling.penalises else None
+        banned = sampling.banned(proposal.end_token_ids, 0)
+        return tuple(Draw(sampling.for_choice(index), banned, past) for index in range(proposal.num_choices))
 
     def _perform(self, action: PrefillAction) -> None:
         match action:

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvlease.handoff.messages import AttemptDown, AttemptUp
-from kvlease.handoff.wire import decode_up, encode_down
+from kvlease.handoff.wire import WireError, decode_up, encode_down
 from kvlease.peering.incoming import IncomingPairs
 from kvlease.peering.status import ServerReport, encode_report
 from kvlease.v1 import kvlease_pb2 as pb
@@ -52,5 +53,8 @@ class PrefillRpc(rpc.PrefillServicer):
 
 
 async def _decoded(stream: AsyncIterator[pb.AttemptUp]) -> AsyncIterator[AttemptUp]:
-    async for message in stream:
-        yield decode_up(message)
+    try:
+        async for message in stream:
+            yield decode_up(message)
+    except DecodeError as error:
+        raise WireError(f"AttemptUp: {error}") from error

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import SequenceStep
 from kvlease.handoff.messages import AbortReason
 from kvlease.handoff.prefill_attempt import EndedHere, Started
 from kvlease.handoff.verdicts import aborted
@@ -103,13 +103,11 @@ class PromptQueue:
         assert prompt.room is not None, "a begun prompt has room"
         first, token_ids = prompt.attempt.num_computed, prompt.proposal.prompt_token_ids
         end = min(first + budget, len(token_ids))
-        sampling = prompt.proposal.sampling
-        spec = SamplingSpec(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
         try:
             context = self._kv.ledger.readable(prompt.room.holder, prompt.room.table, first)
         except UnprovenSlot as error:
             prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, str(error))))
             return 0
-        step = SequenceStep(context, token_ids[first:end], spec if end == len(token_ids) else None)
+        step = SequenceStep(context, token_ids[first:end], prompt.draws if end == len(token_ids) else ())
         chunks.append(Chunk(prompt, prompt.room, end, step, is_new))
         return end - first

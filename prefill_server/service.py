@@ -6,6 +6,7 @@ Never: lets a prompt outlive its stream, its deadline or its pair.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from kvlease.peering.incoming import IncomingPair, IncomingPairs, epoch_of
 from prefill_server.departure import DepartureLine
 from prefill_server.prompts import Prompt
 from prefill_server.scheduler import PromptQueue
+
+logger = logging.getLogger(__name__)
 
 Send = Callable[[AttemptDown], Awaitable[None]]
 
@@ -100,6 +103,7 @@ class PrefillService:
         prompt = Prompt(proposal, pair.wire_block_size, self._kv, self._queue, self._line_of(pair))
         pair.standing.add(prompt)
         listener = asyncio.create_task(_listen(prompt, messages))
+        listener.add_done_callback(lambda task: _note_failure(prompt, task))
         try:
             prompt.happen(Judged(verdict))
             async with asyncio.timeout(proposal.remaining_s):
@@ -122,9 +126,18 @@ async def _listen(prompt: Prompt, messages: AsyncIterator[AttemptUp]) -> None:
     try:
         async for message in messages:
             if isinstance(message, Proposal):
-                break  # a second proposal is not part of any attempt
+                raise WireError("a second proposal is not part of any attempt")
             prompt.happen(message)
         cause = aborted(AbortReason.CANCELLED, "decode ended the attempt's stream")
     except WireError as error:
         cause = aborted(AbortReason.PROTOCOL_ERROR, str(error))
     prompt.happen(EndedHere(cause))
+
+
+def _note_failure(prompt: Prompt, task: asyncio.Task[None]) -> None:
+    """Nobody listens any more: without an end now, the prompt would hold its room until its deadline."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("attempt.task_failed", exc_info=error)
+        prompt.happen(
+            EndedHere(aborted(AbortReason.ENGINE_FAILED, f"prefill failed while the attempt stood: {error!r}"))
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlease.engine.isolation import Failure, Runner, run_isolated
+from kvlease.engine.isolation import Failure, Result, Runner, run_isolated
 from kvlease.engine.work_thread import WorkThread
 from kvlease.handoff.messages import AbortReason
 from kvlease.handoff.prefill_attempt import ChunkComputed, EndedHere
@@ -37,7 +37,7 @@ class ComputeLoop:
             results = await self._compute(chunks)
             self.publish(chunks, results)
 
-    async def _compute(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+    async def _compute(self, chunks: list[Chunk]) -> list[Result]:
         try:
             return await self.thread.run(self.compute, chunks)
         finally:
@@ -56,19 +56,19 @@ class ComputeLoop:
         self.is_busy = False
         self.kv.unpin([chunk.room for chunk in chunks])
 
-    def publish(self, chunks: list[Chunk], results: list[int | Failure | None]) -> None:
+    def publish(self, chunks: list[Chunk], results: list[Result]) -> None:
         """Tell each prompt what became of its chunk."""
         for chunk, result in zip(chunks, results, strict=True):
             self._publish(chunk, result)
 
-    def compute(self, chunks: list[Chunk]) -> list[int | Failure | None]:
+    def compute(self, chunks: list[Chunk]) -> list[Result]:
         """The pass itself, on scrubbed memory. For the engine's thread."""
         for chunk in chunks:
             if chunk.is_new:
                 self.kv.scrub(chunk.room)
         return run_isolated(self.runner, [chunk.step for chunk in chunks])
 
-    def _publish(self, chunk: Chunk, result: int | Failure | None) -> None:
+    def _publish(self, chunk: Chunk, result: Result) -> None:
         prompt = chunk.prompt
         if prompt.room is not chunk.room:
             return  # ended while the pass ran
@@ -76,5 +76,9 @@ class ComputeLoop:
             prompt.happen(EndedHere(aborted(AbortReason.ENGINE_FAILED, result.message)))
             return
         prompt.computed = self.kv.ledger.computed(chunk.room.holder, chunk.room.table, chunk.end)
-        prompt.happen(ChunkComputed(chunk.end, result))
+        if result:
+            first, *further = result  # of the prompt's last chunk, one for each choice
+            prompt.happen(ChunkComputed(chunk.end, first.token_id, first.logprobs, tuple(further)))
+        else:
+            prompt.happen(ChunkComputed(chunk.end, None))
         self.queue.computed(prompt)

@@ -33,6 +33,8 @@ ONLY_CALLED_IN = {
     "ComputedBlocks": "kvlease/kvcache/ledger.py",
     "record_computed": "kvlease/engine/runner.py",
     "record_verified": "kvlease/kvcache/landing.py",
+    "record_copied": "kvlease/kvcache/memory.py",
+    "adopt": "kvlease/kvcache/memory.py",
 }
 
 # Written in pieces, or this file would break its own rule.

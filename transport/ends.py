@@ -93,6 +93,11 @@ class SendSide:
         self._num_bytes = 0
         self._is_connected = False
 
+    @property
+    def memory(self) -> memoryview:
+        """The whole ring."""
+        return self._ring.memory
+
     def connect(self) -> None:
         """The landing side is there."""
         self._is_connected = True
@@ -154,6 +159,11 @@ class ReceiveSide:
         self._ring = Ring(geometry)
         self._num_bytes = 0
         self._waiting_bytes: deque[int] = deque()
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole ring."""
+        return self._ring.memory
 
     def refusal(self, sequence_number: int, num_bytes: int) -> str | None:
         """Why a frame of this number and length may not be placed (`None`: it may)."""

@@ -24,6 +24,16 @@ class Limits:
     max_bytes_per_turn: int = 1 << 20
     #: Buffers in one write call; the kernel takes 1024, and small frames gain nothing beyond a few dozen.
     max_parts_per_write: int = 64
+    #: RDMA writes that wait for their acknowledgement: enough to keep a wire busy, and the send queue stays small.
+    max_writes_in_flight: int = 32
+    #: Unsignalled RDMA writes in a row: a completion is work for the loop, but slots are free only after one.
+    max_unsignalled_writes: int = 8
+    #: Bytes of consecutive slots in one RDMA write: longer ones gain nothing, and are seen only once whole.
+    max_run_bytes: int = 1 << 20
+    #: RDMA completions handled before the event loop looks at anything else.
+    max_completions_per_turn: int = 64
+    #: Receives beyond one a slot, for messages of a peer that goes on while this process is held up.
+    num_message_receives: int = 16
     #: Pause of the listener when the host is out of descriptors or memory, so that it does not spin.
     accept_pause_s: float = 0.5
 

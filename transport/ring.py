@@ -38,11 +38,16 @@ class Ring:
         self.geometry = geometry
         self._memory: memoryview | None = memoryview(memory)
 
+    @property
+    def memory(self) -> memoryview:
+        """The whole ring, for a transport that hands its address to a device."""
+        assert self._memory is not None, "the ring was given back"
+        return self._memory
+
     def slot(self, sequence_number: int) -> memoryview:
         """The whole slot that carries the frame of this number (`slot_bytes` bytes)."""
-        assert self._memory is not None, "the ring was given back"
         start = sequence_number % self.geometry.num_slots * self.geometry.slot_bytes
-        return self._memory[start : start + self.geometry.slot_bytes]
+        return self.memory[start : start + self.geometry.slot_bytes]
 
     def give_back(self) -> None:
         """Let go of the memory; the last holder of a slot unmaps it. Idempotent."""

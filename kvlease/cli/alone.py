@@ -19,6 +19,7 @@ from kvlease.cli.configs import (
     decode_config,
     gateway_config,
     prefill_config,
+    require_a_name_for_peers,
     require_addresses,
     take_secret,
 )
@@ -33,6 +34,8 @@ def run_alone(command: str, settings: Settings, environ: MutableMapping[str, str
     """Run one server until it ends. Returns the exit code; raises ConfigurationError."""
     settings = settings.model_copy(update={"threads": settings.threads or cores()})
     require_addresses(settings, *_peers(command))
+    if command != GATEWAY:
+        require_a_name_for_peers(settings)
     secret = take_secret(settings, environ, Limits())
     limit_threads(settings.threads, environ)
     with ExitStack() as reservation:

@@ -18,13 +18,17 @@ from gateway.config import GatewayConfig
 from kvlease.cli.errors import ConfigurationError
 from kvlease.cli.limits import Limits
 from kvlease.cli.options import SECRET_VARIABLE, flag_of
+from kvlease.cli.settings import is_everywhere
 from prefill_server.config import PrefillConfig
+from transport.errors import TransportRefused
+from transport.rdma import DeviceChoice, usable_link
 
 if TYPE_CHECKING:
     from kvlease.cli.settings import Settings
 
 ServerConfig = GatewayConfig | PrefillConfig | DecodeConfig
 HTTP_PORT = 8000
+LOOPBACK = "127.0.0.1"
 
 
 def gateway_config(
@@ -52,6 +56,7 @@ def prefill_config(settings: Settings, model: Path, secret: str, host: str, port
         model=model,
         secret=secret,
         host=host,
+        advertise=settings.advertise,
         port=port,
         dtype=settings.dtype,
         device=settings.device,
@@ -62,6 +67,7 @@ def prefill_config(settings: Settings, model: Path, secret: str, host: str, port
         chunk_tokens=settings.chunk_tokens,
         threads=settings.threads,
         transport=settings.transport,
+        rdma_device=settings.rdma_device,
         ring_bytes=int(settings.ring_bytes),
     )
 
@@ -76,6 +82,7 @@ def decode_config(
         secret=secret,
         prefill_servers=prefill,
         host=host,
+        advertise=settings.advertise,
         port=port,
         dtype=settings.dtype,
         device=settings.device,
@@ -86,18 +93,31 @@ def decode_config(
         max_batch=settings.max_batch,
         threads=settings.threads,
         transport=settings.transport,
+        rdma_device=settings.rdma_device,
         ring_bytes=int(settings.ring_bytes),
     )
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """What is well formed and still cannot be had in this build. Raises ConfigurationError."""
+    """What is well formed and still cannot be had on this machine. Raises ConfigurationError."""
     if settings.transport == "rdma":
-        raise ConfigurationError(
-            "--transport rdma: this build carries KV blocks over tcp only; use --transport auto or tcp"
-        )
+        refuse_missing_rdma(settings.rdma_device)
     if settings.api_keys_file:
         read_api_keys(settings.api_keys_file)  # again when the gateway is configured; here, before anything heavy
+
+
+def refuse_missing_rdma(rdma_device: str) -> None:
+    """Say at once, before a model is loaded, that no RDMA device can be used. The servers test it when they start."""
+    try:
+        device = DeviceChoice.parse(rdma_device)
+    except ValueError as error:
+        raise ConfigurationError(f"--rdma-device: {error}") from None
+    try:
+        usable_link(device)
+    except TransportRefused as error:
+        raise ConfigurationError(
+            f"--transport rdma: {error}; `kvlease doctor` tells more, --transport tcp needs none of it"
+        ) from None
 
 
 def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:
@@ -115,6 +135,11 @@ def read_api_keys(path: Path) -> tuple[tuple[str, str], ...]:
     if not keys:
         raise ConfigurationError(f"{path}: no key in it, so nobody could use the API; add one or drop --api-keys-file")
     return tuple(keys.items())
+
+
+def first_api_key(settings: Settings) -> str:
+    """A key that the gateway knows; empty where no file of keys is given."""
+    return read_api_keys(settings.api_keys_file)[0][0] if settings.api_keys_file else ""
 
 
 def take_secret(settings: Settings, environ: MutableMapping[str, str], limits: Limits) -> str:
@@ -149,6 +174,22 @@ def require_addresses(settings: Settings, *names: str) -> None:
     for name in names:
         if not getattr(settings, name):
             raise ConfigurationError(f"{flag_of(name)} is missing: name at least one server as host:port")
+
+
+def require_a_name_for_peers(settings: Settings) -> None:
+    """Refuse an engine's server that listens everywhere and does not say where that is."""
+    if is_everywhere(settings.host) and not settings.advertise:
+        raise ConfigurationError(
+            f"--host {settings.host} is every address of this machine, and none that a peer could connect to:"
+            " add --advertise with the name or address at which the others reach this server"
+        )
+
+
+def shown_host(host: str) -> str:
+    """`host` as a part of an address that is used on this machine: what listens everywhere is reached over loopback."""
+    if is_everywhere(host):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host
 
 
 def to_document(config: ServerConfig) -> dict[str, object]:

@@ -9,8 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvlease.cli.options import Invocation
 
 _SUPERVISED = "--supervised"
+_BENCH = "bench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,19 +41,19 @@ def _run_command(arguments: Sequence[str]) -> int:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    from kvlease.cli.limits import Limits
+    if arguments and arguments[0] == _BENCH:  # it may run where the servers' libraries are not installed
+        from kvlease.cli.bench import run_bench
+
+        return run_bench(arguments[1:])
     from kvlease.cli.options import from_process, render
-    from kvlease.cli.settings import SERVE, STATUS
+    from kvlease.cli.settings import DOCTOR, HEALTH, PREPARE, SERVE, STATUS
 
     invocation = from_process(arguments)
     if invocation.print_config:
         sys.stdout.write(render(invocation))
         return 0
-    if invocation.command == STATUS:
-        from kvlease.cli.status import report_status
-
-        sys.stdout.write(report_status(invocation.settings.url, invocation.json, Limits()))
-        return 0
+    if invocation.command in (STATUS, HEALTH, PREPARE, DOCTOR):
+        return _look(invocation)
     from kvlease.cli.configs import refuse_unusable
 
     refuse_unusable(invocation.settings)
@@ -60,3 +65,29 @@ def _dispatch(arguments: Sequence[str]) -> int:
     from kvlease.cli.serve import serve
 
     return serve(invocation.settings)
+
+
+def _look(invocation: Invocation) -> int:
+    """A command that serves nothing: it asks, prepares or examines, prints what it found, and ends."""
+    from kvlease.cli.limits import Limits
+    from kvlease.cli.settings import DOCTOR, HEALTH, STATUS
+
+    if invocation.command == DOCTOR:
+        from kvlease.cli.doctor import run_doctor
+
+        return run_doctor(invocation, os.environ)
+    if invocation.command == STATUS:
+        from kvlease.cli.configs import first_api_key
+        from kvlease.cli.status import report_status
+
+        url, api_key = invocation.settings.url, first_api_key(invocation.settings)
+        sys.stdout.write(report_status(url, invocation.json, Limits(), api_key))
+    elif invocation.command == HEALTH:
+        from kvlease.cli.health import report_health
+
+        sys.stdout.write(report_health(invocation.settings, os.environ, Limits()))
+    else:
+        from kvlease.cli.preparation import prepare
+
+        print(prepare(invocation.settings, ()))
+    return 0

@@ -19,7 +19,20 @@ from pydantic_settings import SettingsConfigDict, SettingsError
 
 from kvlease import __version__
 from kvlease.cli.errors import ConfigurationError
-from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, SERVE, STATUS, Settings, option_of, options_of
+from kvlease.cli.settings import (
+    DECODE,
+    DOCTOR,
+    ENV_PREFIX,
+    GATEWAY,
+    HEALTH,
+    PREFILL,
+    PREPARE,
+    SERVE,
+    STATUS,
+    Settings,
+    option_of,
+    options_of,
+)
 
 CONFIG_VARIABLE = f"{ENV_PREFIX}CONFIG"
 SECRET_VARIABLE = f"{ENV_PREFIX}SECRET"
@@ -30,6 +43,9 @@ COMMANDS = {
     PREFILL: "run one prefill server",
     DECODE: "run one decode server",
     STATUS: "show every server of a running cluster",
+    DOCTOR: "say what this machine needs to move blocks by RDMA, and try it",
+    HEALTH: "ask the server of this machine, or of this container, whether it is well",
+    PREPARE: "fetch and convert the model, so that servers find it ready",
 }
 
 
@@ -42,6 +58,7 @@ class Invocation:
     origins: Mapping[str, str]
     print_config: bool
     json: bool
+    listen: bool = False
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
@@ -52,12 +69,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     arguments = vars(build_parser().parse_args(argv))
     command: str = arguments.pop("command")
     as_json, print_config = arguments.pop("json", False), arguments.pop("print_config", False)
+    listen = arguments.pop("listen", False)
     file = arguments.pop("config", None) or environ.get(CONFIG_VARIABLE)
     refuse_unknown_variables(environ)
     path = Path(file) if file else None
     keys = read_keys(path) if path else frozenset()
     origins = find_origins(arguments, environ, keys, path)
-    return Invocation(command, load_settings(arguments, path, origins), origins, print_config, as_json)
+    return Invocation(command, load_settings(arguments, path, origins), origins, print_config, as_json, listen)
 
 
 def load_settings(flags: Mapping[str, str], path: Path | None, origins: Mapping[str, str]) -> Settings:
@@ -168,6 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
             ),
             command,
         )
+    commands.add_parser("bench", help="measure a server, a transport or the handoff")  # see kvlease.cli.bench
     return parser
 
 
@@ -200,6 +219,9 @@ def _add_flags(parser: argparse.ArgumentParser, command: str) -> None:
     about.add_argument("--print-config", action="store_true", help="print the merged options and exit")
     if command == STATUS:
         parser.add_argument("--json", action="store_true", help="print the gateway's answer as it is")
+    if command == DOCTOR:
+        parser.add_argument("--json", action="store_true", help="print the findings for programs")
+        parser.add_argument("--listen", action="store_true", help="answer the probes of another machine's --peer")
 
 
 def _choices(annotation: object) -> tuple[str, ...]:

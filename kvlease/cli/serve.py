@@ -26,10 +26,12 @@ from kvlease.cli.child import limit_threads
 from kvlease.cli.cluster import Cluster, ServerProcess
 from kvlease.cli.configs import (
     HTTP_PORT,
+    LOOPBACK,
     ServerConfig,
     decode_config,
     gateway_config,
     prefill_config,
+    shown_host,
     to_document,
 )
 from kvlease.cli.errors import Unreachable
@@ -41,7 +43,6 @@ from kvlease.cli.settings import DECODE, ENV_PREFIX, GATEWAY, PREFILL, Settings
 from kvlease.cli.supervision import Tier
 from prefill_server.config import PrefillConfig
 
-_LOOPBACK = "127.0.0.1"
 _OK = 200
 _TIERS = {PrefillConfig: Tier.PREFILL, DecodeConfig: Tier.DECODE, GatewayConfig: Tier.GATEWAY}
 
@@ -70,7 +71,7 @@ def serve(settings: Settings, program: tuple[str, ...] = SERVER_PROGRAM, prepare
     with ExitStack() as reservations:
         http_port = reservations.enter_context(reserve_port(settings.host, _http_port(settings))).getsockname()[1]
         num_engines = settings.prefill_servers + settings.decode_servers
-        held = [reservations.enter_context(reserve_port(_LOOPBACK, 0)) for _ in range(num_engines)]
+        held = [reservations.enter_context(reserve_port(LOOPBACK, 0)) for _ in range(num_engines)]
         model = prepare_model(settings, _pools(settings))
         plan = make_plan(settings, model, http_port, tuple(sock.getsockname()[1] for sock in held))
         processes = [
@@ -78,7 +79,7 @@ def serve(settings: Settings, program: tuple[str, ...] = SERVER_PROGRAM, prepare
             for name, command, config in plan.servers
         ]
         cluster = Cluster(processes, settings.drain, write_stderr, limits)
-        return asyncio.run(cluster.run(announce(plan, model.name, settings, limits)))
+        return asyncio.run(cluster.run(announce(plan, model.name, limits)))
 
 
 def _http_port(settings: Settings) -> int:
@@ -97,25 +98,18 @@ def make_plan(settings: Settings, model: Path, http_port: int, engine_ports: tup
     secret = secrets.token_hex(32)
     settings = settings.model_copy(update={"threads": settings.threads or 1, "port": http_port})
     prefill_ports, decode_ports = engine_ports[: settings.prefill_servers], engine_ports[settings.prefill_servers :]
-    prefill_at = tuple(f"{_LOOPBACK}:{port}" for port in prefill_ports)
-    decode_at = tuple(f"{_LOOPBACK}:{port}" for port in decode_ports)
+    prefill_at = tuple(f"{LOOPBACK}:{port}" for port in prefill_ports)
+    decode_at = tuple(f"{LOOPBACK}:{port}" for port in decode_ports)
     gateway = gateway_config(settings, model, secret, prefill_at, decode_at)
     servers: list[tuple[str, str, ServerConfig]] = []
     for index, port in enumerate(prefill_ports):
-        servers.append((f"prefill-{index}", PREFILL, prefill_config(settings, model, secret, _LOOPBACK, port)))
+        servers.append((f"prefill-{index}", PREFILL, prefill_config(settings, model, secret, LOOPBACK, port)))
     for index, port in enumerate(decode_ports):
-        config = decode_config(settings, model, secret, (_LOOPBACK, port), prefill_at)
+        config = decode_config(settings, model, secret, (LOOPBACK, port), prefill_at)
         servers.append((f"decode-{index}", DECODE, config))
     servers.append(("gateway", GATEWAY, gateway))
     api_key = gateway.api_keys[0][0] if gateway.api_keys else ""
-    return Plan(tuple(servers), f"http://{_shown_host(settings.host)}:{http_port}", api_key)
-
-
-def _shown_host(host: str) -> str:
-    """An address a client can use: what listens everywhere is reached here over loopback."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
-        return _LOOPBACK
-    return f"[{host}]" if ":" in host else host
+    return Plan(tuple(servers), f"http://{shown_host(settings.host)}:{http_port}", api_key)
 
 
 def to_process(name: str, program: tuple[str, ...], config: ServerConfig, settings: Settings) -> ServerProcess:
@@ -140,12 +134,12 @@ def child_environ(environ: Mapping[str, str], num_threads: int) -> dict[str, str
     return result
 
 
-async def announce(plan: Plan, model_name: str, settings: Settings, limits: Limits) -> None:
+async def announce(plan: Plan, model_name: str, limits: Limits) -> None:
     """Wait until the gateway says it can serve, then print the one line that scripts wait for."""
     while not await asyncio.to_thread(_is_ready, plan.url, limits):  # noqa: ASYNC110  another process decides
         await asyncio.sleep(limits.ready_poll_s)
     name, context = await asyncio.to_thread(_advertised, plan, limits)
-    transport = "tcp" if settings.transport == "auto" else settings.transport
+    transport = await asyncio.to_thread(_carried_by, plan, limits)
     print(
         f"kvlease is ready: {plan.url}/v1  (model {name or model_name}, context {context}, transport {transport})",
         flush=True,
@@ -156,6 +150,17 @@ def _is_ready(url: str, limits: Limits) -> bool:
     with suppress(Unreachable):
         return get(url, "/ready", limits).status == _OK
     return False
+
+
+def _carried_by(plan: Plan, limits: Limits) -> str:
+    """The transports of the pairs that can serve, by their own word."""
+    with suppress(Unreachable):
+        pairs = get(plan.url, "/ready", limits).json().get("pairs")
+        if isinstance(pairs, list):
+            return (
+                ", ".join(sorted({str(pair.get("transport")) for pair in pairs if isinstance(pair, dict)})) or "unknown"
+            )
+    return "unknown"
 
 
 def _advertised(plan: Plan, limits: Limits) -> tuple[str, object]:

@@ -8,6 +8,8 @@ Never: opens a port, touches a model, or imports a server.
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,11 +24,15 @@ from pydantic_settings import (
 )
 
 ENV_PREFIX = "KVLEASE_"
-SERVE, GATEWAY, PREFILL, DECODE, STATUS = "serve", "gateway", "prefill", "decode", "status"
+SERVE, GATEWAY, PREFILL, DECODE, STATUS, DOCTOR = "serve", "gateway", "prefill", "decode", "status", "doctor"
+PREPARE, HEALTH = "prepare", "health"
 _SERVERS = (SERVE, GATEWAY, PREFILL, DECODE)
 _ENGINES = (SERVE, PREFILL, DECODE)
 _FRONTS = (SERVE, GATEWAY)
 _ALONE = (GATEWAY, PREFILL, DECODE)
+_LISTENERS = (*_SERVERS, DOCTOR, HEALTH)
+_RDMA_USERS = (*_ENGINES, DOCTOR)
+_MODELS = (*_SERVERS, PREPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,29 @@ def check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 
 
+def check_peer(address: str) -> str:
+    """The same for one address, or none."""
+    check_addresses((address,) if address else ())
+    return address
+
+
+def check_host(host: str) -> str:
+    """Refuse what no peer could look up: a port, brackets or spaces with the name, or an address that means 'everywhere'."""
+    if host and not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f:.]+", host, re.ASCII):
+        raise ValueError("not a host's name or address alone")
+    if host and is_everywhere(host):
+        raise ValueError("no peer can connect to this address")
+    return host
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether `host` means every address of this machine, which can be listened on and not connected to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas), AfterValidator(check_addresses)]
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -73,7 +102,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, protected_namespaces=())
 
-    model: Annotated[str, Field(min_length=1), Option(_SERVERS, _MODEL, "NAME|PATH")] = Field(
+    model: Annotated[str, Field(min_length=1), Option(_MODELS, _MODEL, "NAME|PATH")] = Field(
         default="smollm2-135m-instruct", description="a known name, a folder with safetensors, or a GGUF file"
     )
     served_model_name: Annotated[str, Option(_FRONTS, _MODEL, "NAME")] = Field(
@@ -85,21 +114,24 @@ class Settings(BaseSettings):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), Option(_ENGINES, _MODEL, "DEVICE")] = Field(
         default="cpu", description="cpu, cuda or cuda:N"
     )
-    cache: Annotated[Path | None, Option(_SERVERS, _MODEL, "DIR")] = Field(
+    cache: Annotated[Path | None, Option(_MODELS, _MODEL, "DIR")] = Field(
         default=None, description="where prepared models are kept; by default in the user's cache folder"
     )
 
-    host: Annotated[str, Field(min_length=1), Option(_SERVERS, _NET, "HOST")] = Field(
+    host: Annotated[str, Field(min_length=1), Option(_LISTENERS, _NET, "HOST")] = Field(
         default="127.0.0.1", description="address to listen on"
     )
-    port: Annotated[int | None, Field(ge=0, le=65535), Option(_SERVERS, _NET, "PORT")] = Field(
+    advertise: Annotated[str, AfterValidator(check_host), Option((PREFILL, DECODE), _NET, "HOST")] = Field(
+        default="", description="the name or address at which peers reach this server; empty: that of --host"
+    )
+    port: Annotated[int | None, Field(ge=0, le=65535), Option(_LISTENERS, _NET, "PORT")] = Field(
         default=None,
         description="port to listen on, 0 for any free one; HTTP is on 8000 by default, prefill and decode on any",
     )
-    api_keys_file: Annotated[Path | None, Option(_FRONTS, _NET, "FILE")] = Field(
-        default=None, description="lines of `key tenant`; without it no key is asked for"
+    api_keys_file: Annotated[Path | None, Option((*_FRONTS, STATUS), _NET, "FILE")] = Field(
+        default=None, description="lines of `key tenant`; without it no key is asked for; `status` uses the first"
     )
-    secret_file: Annotated[Path | None, Option(_ALONE, _NET, "FILE")] = Field(
+    secret_file: Annotated[Path | None, Option((*_ALONE, DOCTOR, HEALTH), _NET, "FILE")] = Field(
         default=None, description=f"the cluster's secret, the same for all its servers; or set {ENV_PREFIX}SECRET"
     )
     prefill_addresses: Annotated[Addresses, Option((GATEWAY, DECODE), _CLUSTER, "HOST:PORT,...")] = Field(
@@ -130,7 +162,10 @@ class Settings(BaseSettings):
     transport: Annotated[Literal["auto", "tcp", "rdma"], Option(_ENGINES, _POOLS)] = Field(
         default="auto", description="how KV blocks travel"
     )
-    ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_ENGINES, _POOLS, "BYTES")] = Field(
+    rdma_device: Annotated[str, Option(_RDMA_USERS, _POOLS, "NAME[:PORT[:GID]]")] = Field(
+        default="", description="for rdma; empty: the first active port, with its best GID"
+    )
+    ring_bytes: Annotated[ByteSize, Field(gt=0), Option(_RDMA_USERS, _POOLS, "BYTES")] = Field(
         default=ByteSize(32 << 20), description="memory of one pair's ring, for example 32MiB"
     )
 
@@ -160,8 +195,15 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(_SERVERS, _PROCESS)] = Field(
         default="info", description="logs go to stderr"
     )
+    role: Annotated[Literal["gateway", "prefill", "decode"], Option((HEALTH,), _NET)] = Field(
+        default="gateway", description="what the server that is asked is"
+    )
     url: Annotated[str, Field(pattern=r"^https?://[^/]+"), Option((STATUS,), _NET, "URL")] = Field(
         default="http://127.0.0.1:8000", description="of the gateway that is asked"
+    )
+
+    peer: Annotated[str, AfterValidator(check_peer), Option((DOCTOR,), _NET, "HOST:PORT")] = Field(
+        default="", description="of a `kvlease doctor --listen` on another machine, to try the path to it"
     )
 
     @classmethod

@@ -24,16 +24,19 @@ _HEADINGS = (
     "READABLE",
     "TOTAL",
     "PAIRS",
+    "TRANSPORT",
 )
 _BLOCK_STATES = ("free", "reserved", "filling", "readable", "total")
 _OK = 200
+_UNAUTHORIZED = 401
 
 
-def report_status(url: str, as_json: bool, limits: Limits) -> str:
+def report_status(url: str, as_json: bool, limits: Limits, api_key: str = "") -> str:
     """What to print. Raises Unreachable."""
-    answer = get(url, "/status", limits)
+    answer = get(url, "/status", limits, api_key)
     if answer.status != _OK:
-        raise Unreachable(f"{url}/status answered {answer.status}")
+        hint = ": give --api-keys-file with a key that it knows" if answer.status == _UNAUTHORIZED else ""
+        raise Unreachable(f"{url}/status answered {answer.status}{hint}")
     document = answer.json()
     return json.dumps(document, indent=2) + "\n" if as_json else render_table(document)
 
@@ -60,6 +63,7 @@ def _row(server: Mapping[str, object]) -> tuple[str, ...]:
         _text(server, "num_running"),
         *(_text(counts, state) for state in _BLOCK_STATES),
         ", ".join(shown) or "-",
+        _text(server, "transport"),
     )
 
 

@@ -13,53 +13,55 @@ Never: touches a tensor or the storage.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from kvlease.engine.past import PastTokens
 from kvlease.kvcache.ledger import ReadableBlocks
+from kvlease.sampling.params import SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSpec:
-    """How a token is drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off; `seed` has 64 bits."""
+class Draw:
+    """One token that is wanted behind a step's tokens: how it is drawn, and the ids that it must not be.
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
+    `past`: the tokens before it, where the parameters penalise any.
+    """
+
+    params: SamplingParams
+    banned: frozenset[int] = frozenset()
+    past: PastTokens | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no sampler could use."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+        """Refuse a penalty on tokens that nobody knows."""
+        assert self.past is not None or not self.params.penalises, "a penalty needs the tokens before"
+
+    @property
+    def known_past(self) -> PastTokens:
+        """The tokens before, where there is a penalty."""
+        assert self.past is not None, "only penalties look at the past"
+        return self.past
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
     """New tokens of one sequence, to stand at positions `context.num_tokens` onwards; `context.table` must have room for them.
 
-    `sampling` None: no token is wanted, as in every chunk of a prompt but the last.
+    `draws`: the tokens that are wanted, one for each text that begins here; none in every chunk of a prompt but the last.
     """
 
     context: ReadableBlocks
     token_ids: tuple[int, ...]
-    sampling: SamplingSpec | None
+    draws: tuple[Draw, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """The sequence's length after this step; also the position of the token that it draws."""
+        """The sequence's length after this step; also the position of the tokens that it draws."""
         return self.context.num_tokens + len(self.token_ids)
 
 
@@ -101,8 +103,8 @@ class PackedBatch:
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        """Indices of the steps that want a token."""
-        return tuple(i for i, step in enumerate(self.steps) if step.sampling is not None)
+        """Indices of the steps that want tokens."""
+        return tuple(i for i, step in enumerate(self.steps) if step.draws)
 
 
 def pack(steps: Sequence[SequenceStep], block_size: int) -> PackedBatch:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from kvlease.sampling.tokens import DrawnToken
+
 
 class EngineError(Exception):
     """Root of this tree. `retryable`: the same request may do better on another server."""
@@ -50,11 +52,11 @@ class EngineFailed(EngineError):
 class LogitsNotFinite(EngineError):
     """Rows whose logits hold NaN or infinity, for which there is no token.
 
-    `failed` are indices into what the caller passed; `token_ids` has the tokens of all the others, so that one broken request ends alone.
+    `failed` are indices into what the caller passed; `drawn` has the tokens of all the others, so that one broken request ends alone.
     """
 
-    def __init__(self, failed: Sequence[int], token_ids: Sequence[int | None]) -> None:
-        """`failed` is not empty; `token_ids` has None where `failed` points."""
+    def __init__(self, failed: Sequence[int], drawn: Sequence[tuple[DrawnToken, ...]]) -> None:
+        """`failed` is not empty; what `drawn` has where `failed` points is of no use."""
         self.failed = tuple(failed)
-        self.token_ids = tuple(token_ids)
+        self.drawn = tuple(drawn)
         super().__init__(f"the model gave logits that are not finite (rows {', '.join(map(str, self.failed))})")

@@ -12,6 +12,7 @@ from typing import Protocol
 from kvlease.engine.batch import SequenceStep
 from kvlease.engine.errors import EngineFailed, LogitsNotFinite
 from kvlease.kvcache.errors import UnprovenSlot
+from kvlease.sampling.tokens import DrawnToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +22,23 @@ class Failure:
     message: str
 
 
+Result = tuple[DrawnToken, ...] | Failure
+
+
 class Runner(Protocol):
     """What runs a packed batch; `ModelRunner` is one."""
 
-    def run(self, steps: Sequence[SequenceStep]) -> tuple[int | None, ...]:
-        """The drawn token of each step, None where none was wanted."""
+    def run(self, steps: Sequence[SequenceStep]) -> tuple[tuple[DrawnToken, ...], ...]:
+        """The drawn tokens of each step, in the order of its draws."""
 
 
-def run_isolated(runner: Runner, steps: Sequence[SequenceStep]) -> list[int | Failure | None]:
+def run_isolated(runner: Runner, steps: Sequence[SequenceStep]) -> list[Result]:
     """The result of each step. After a failed pass each step is run again alone: its slots are unproven, so that is safe."""
     try:
         return list(runner.run(steps))
     except LogitsNotFinite as error:
         failed = set(error.failed)
-        return [Failure(str(error)) if i in failed else token for i, token in enumerate(error.token_ids)]
+        return [Failure(str(error)) if i in failed else drawn for i, drawn in enumerate(error.drawn)]
     except (EngineFailed, UnprovenSlot) as error:
         if len(steps) == 1:
             return [Failure(str(error))]

@@ -11,6 +11,7 @@ Never: records a slot before the pass that wrote it is complete, or runs on a co
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ from kvlease.kvcache.layout import Layout, attention_layout
 from kvlease.kvcache.ledger import Occupancy, SlotLedger
 from kvlease.kvcache.storage import KVStorage
 from kvlease.models.facts import ModelFacts
+from kvlease.sampling.tokens import DrawnToken
+
+Drawn = tuple[DrawnToken, ...]
 
 _LIMITS = Limits()
 
@@ -68,10 +72,10 @@ class ModelRunner:
         """Grows with each layer that has run."""
         return self._pulse.count
 
-    def run(self, steps: Sequence[SequenceStep]) -> tuple[int | None, ...]:
-        """One forward pass over all the steps' new tokens; the drawn token of each step, None where none was wanted.
+    def run(self, steps: Sequence[SequenceStep]) -> tuple[Drawn, ...]:
+        """One forward pass over all the steps' new tokens; the drawn tokens of each step, in the order of its draws.
 
-        Raises `EngineFailed` if the pass did not complete (nothing is proven), `LogitsNotFinite` naming the steps that have no token
+        Raises `EngineFailed` if the pass did not complete (nothing is proven), `LogitsNotFinite` naming the steps that lack a token
         (all others are complete), `UnprovenSlot` before anything is computed if a context no longer holds.
         """
         batch = pack(steps, self.storage.block_size)
@@ -81,15 +85,14 @@ class ModelRunner:
             "a token outside the vocabulary"
         )
         self._begin(batch)
-        drawn = self._compute(batch)
-        failed = [index for index, token in zip(batch.sampled, drawn, strict=True) if token is None]
+        tokens = iter(self._compute(batch))
+        drawn = [tuple(islice(tokens, len(step.draws))) for step in steps]
+        failed = [index for index, found in enumerate(drawn) if None in found]
         self._record(batch, failed)
-        tokens: list[int | None] = [None] * len(steps)
-        for index, token in zip(batch.sampled, drawn, strict=True):
-            tokens[index] = token
+        results = tuple(tuple(token for token in found if token is not None) for found in drawn)
         if failed:
-            raise LogitsNotFinite(failed, tokens)
-        return tuple(tokens)
+            raise LogitsNotFinite(failed, results)
+        return results
 
     def _begin(self, batch: PackedBatch) -> None:
         """Unprove what will be written, then check every context: so one step cannot write into what another reads."""
@@ -101,12 +104,13 @@ class ModelRunner:
         for step in batch.steps:
             step.context.confirm()
 
-    def _compute(self, batch: PackedBatch) -> list[int | None]:
-        """The tokens of the steps that want one, once everything that the pass writes is in the storage."""
+    def _compute(self, batch: PackedBatch) -> list[DrawnToken | None]:
+        """The tokens of all draws, step by step, once everything that the pass writes is in the storage."""
         device = self.storage.device
         wanted = [batch.sequences[index].last - 1 for index in batch.sampled]
-        specs = [step.sampling for step in batch.steps if step.sampling is not None]
-        places = [batch.steps[index].num_tokens for index in batch.sampled]
+        owners = [row for row, index in enumerate(batch.sampled) for _ in batch.steps[index].draws]
+        draws = [draw for step in batch.steps for draw in step.draws]
+        places = [step.num_tokens for step in batch.steps for _ in step.draws]
         try:
             with torch.inference_mode():
                 output = self._model(
@@ -118,7 +122,8 @@ class ModelRunner:
                 )
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)  # errors of a kernel come to light here, not at its launch
-                return draw(output.logits[0], specs, places)
+                logits = output.logits[0]
+                return draw(logits if len(owners) == len(wanted) else logits[owners], draws, places)
         except (RuntimeError, MemoryError) as error:
             raise EngineFailed(f"the forward pass of {batch.token_ids.size} tokens failed: {error}") from error
 

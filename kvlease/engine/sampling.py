@@ -1,4 +1,4 @@
-"""Drawing tokens: a pure function of a row of logits, its parameters, its seed and the position that is drawn.
+"""Drawing tokens: a pure function of a row of logits, its parameters, its seed, the tokens before it and the position that is drawn.
 
 There is no generator and no state, so a text goes on the same on another server. Arithmetic is in float64, one row at a time.
 
@@ -7,6 +7,7 @@ Never: lets one row's token depend on another row, or turns logits that are not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -14,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvlease.engine.batch import SamplingSpec
-from kvlease.engine.errors import LogitsNotFinite
+from kvlease.engine.batch import Draw
 from kvlease.engine.limits import Limits
+from kvlease.engine.logprobs import with_logprobs
+from kvlease.engine.shaping import shaped
+from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -25,28 +29,30 @@ _LIMITS = Limits()
 _MANTISSA_BITS = 53
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SamplingSpec], positions: Sequence[int]) -> list[int]:
-    """One token for each row of `logits` [n, vocabulary]; `positions` are those of the drawn tokens. Raises `LogitsNotFinite`."""
-    tokens = draw(logits, specs, positions)
-    failed = [row for row, token in enumerate(tokens) if token is None]
-    if failed:
-        raise LogitsNotFinite(failed, tokens)
-    return [token for token in tokens if token is not None]
+def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[DrawnToken | None]:
+    """One token for each row of `logits` [n, vocabulary]; `positions` are those of the drawn tokens.
 
-
-def draw(logits: torch.Tensor, specs: Sequence[SamplingSpec], positions: Sequence[int]) -> list[int | None]:
-    """As `sample`, with None for a row whose logits are not finite."""
+    None for a row that has no token: its logits are not finite, by the model or by a penalty on them, or nothing may be drawn from it.
+    """
     assert logits.ndim == 2, f"logits have rows and a vocabulary, got {tuple(logits.shape)}"
-    assert logits.shape[0] == len(specs) == len(positions), "one spec and one position a row"
-    if not specs:
+    assert logits.shape[0] == len(draws) == len(positions), "one draw and one position a row"
+    if not draws:
         return []
     rows = logits.float()
     finite = rows.isfinite().all(-1).tolist()
-    best = rows.argmax(-1).tolist()
-    return [
-        None if not finite[i] else best[i] if spec.temperature == 0.0 else _draw_row(rows[i], spec, positions[i])
-        for i, spec in enumerate(specs)
+    wanted = shaped(rows, draws)
+    highest, ids = wanted.max(-1)
+    has_token = [is_finite and math.isfinite(best) for is_finite, best in zip(finite, highest.tolist(), strict=True)]
+    best = ids.tolist()
+    tokens = [
+        None
+        if not has_token[i]
+        else best[i]
+        if draw.params.temperature == 0.0
+        else _draw_row(wanted[i], draw.params, positions[i])
+        for i, draw in enumerate(draws)
     ]
+    return with_logprobs(rows, draws, tokens)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -56,17 +62,20 @@ def uniform(seed: int, position: int) -> float:
     return (word >> (64 - _MANTISSA_BITS)) / float(1 << _MANTISSA_BITS)
 
 
-def _draw_row(row: torch.Tensor, spec: SamplingSpec, position: int) -> int:
+def _draw_row(row: torch.Tensor, params: SamplingParams, position: int) -> int:
     logits = row.cpu().numpy().astype(np.float64)
     with np.errstate(over="ignore", under="ignore"):
         # The best logit is taken off first, so that no temperature, however small, can give infinity minus infinity.
-        weights = np.exp((logits - logits.max()) / spec.temperature)
-    chance = uniform(spec.seed, position)
-    if 0 < spec.top_k < weights.size:
-        candidates = _best(logits, spec.top_k)
-        return _pick(candidates, weights[candidates], spec.top_p * float(weights[candidates].sum()), chance)
-    if spec.top_p < 1.0:
-        needed = spec.top_p * float(weights.sum())
+        weights = np.exp((logits - logits.max()) / params.temperature)
+    if params.min_p > 0.0:
+        # The best weight is 1. What has no weight is never picked, so top_k and top_p choose among what is left.
+        weights[weights < params.min_p] = 0.0
+    chance = uniform(params.seed, position)
+    if 0 < params.top_k < weights.size:
+        candidates = _best(logits, params.top_k)
+        return _pick(candidates, weights[candidates], params.top_p * float(weights[candidates].sum()), chance)
+    if params.top_p < 1.0:
+        needed = params.top_p * float(weights.sum())
         candidates = _nucleus(logits, weights, needed)
         return _pick(candidates, weights[candidates], needed, chance)
     return _pick(np.arange(weights.size), weights, float(weights.sum()), chance)

@@ -19,6 +19,7 @@ from kvlease.handoff.messages import (
     AttemptUp,
     Commit,
     Complete,
+    FinishReason,
     Grant,
     Ready,
     Receipt,
@@ -26,6 +27,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.tables import DecodeEvent, DecodeState, decode_is_over, decode_move
 from kvlease.handoff.verdicts import aborted
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,47 @@ class SendUp:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The prompt's blocks are all here and verified; generation starts with this token."""
+    """The prompt's blocks are all here and verified; generation starts with this token, and these for further choices."""
 
     first_token_id: int
+    logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What decode knows itself of the first token: the vocabulary, how many tokens are wanted, and which ones end the text."""
+
+    vocab_size: int
+    max_tokens: int
+    end_token_ids: frozenset[int]
+
+    def disagreement(self, said: Commit | Complete) -> str | None:
+        """What prefill gets wrong, or None."""
+        token_id = said.first_token_id
+        for drawn in said.first_tokens:
+            if not 0 <= drawn.token_id < self.vocab_size:
+                return f"the first token is {drawn.token_id}, the vocabulary has {self.vocab_size}"
+        if isinstance(said, Commit):
+            return None
+        reason = self._reason_to_end(said)
+        if said.reason is not reason:
+            return (
+                f"prefill ends the text at token {token_id} with {said.reason}, decode finds {reason or 'no reason to'}"
+            )
+        return None
+
+    def _reason_to_end(self, complete: Complete) -> FinishReason | None:
+        """The first choice's, if all choices end here."""
+        ends = [drawn.token_id in self.end_token_ids for drawn in complete.first_tokens]
+        if self.max_tokens == 1:
+            return FinishReason.STOP if ends[0] else FinishReason.LENGTH
+        return FinishReason.STOP if all(ends) else None
 
 
 Outcome = Committed | Complete | Rejected | Aborted
@@ -109,6 +149,8 @@ class DecodeAttempt:
     state: DecodeState = DecodeState.PROPOSED
     lease: Lease | None = None
     commit: Commit | None = None
+    num_choices: int = 1
+    first_token: FirstToken | None = None  # None: no text follows, as when only the handoff itself is looked at
 
     @property
     def is_over(self) -> bool:
@@ -146,7 +188,7 @@ def _step(attempt: DecodeAttempt, happening: DecodeHappening) -> Step:  # noqa: 
         case Commit():
             return _commit(attempt, happening)
         case Complete():
-            return _moved(attempt, DecodeEvent.COMPLETE), (Conclude(happening),)
+            return _complete(attempt, happening)
         case Aborted():
             return _end(attempt, happening)
         case Ended(cause):
@@ -170,15 +212,30 @@ def _grant(attempt: DecodeAttempt, room: RoomReserved) -> Step:
 def _commit(attempt: DecodeAttempt, commit: Commit) -> Step:
     closing = replace(_moved(attempt, DecodeEvent.COMMIT), commit=commit)
     assert closing.lease is not None, "a commit is legal only after the grant"
-    wrong = closing.lease.disagreement(commit)
+    wrong = closing.lease.disagreement(commit) or _wrong_tokens(attempt, commit)
     if wrong is not None:
         return _end(closing, aborted(AbortReason.MANIFEST_MISMATCH, wrong))
     return _close_if_whole(closing)
+
+
+def _complete(attempt: DecodeAttempt, complete: Complete) -> Step:
+    wrong = _wrong_tokens(attempt, complete)
+    if wrong is not None:
+        return _end(attempt, aborted(AbortReason.MANIFEST_MISMATCH, wrong))
+    return _moved(attempt, DecodeEvent.COMPLETE), (Conclude(complete),)
+
+
+def _wrong_tokens(attempt: DecodeAttempt, said: Commit | Complete) -> str | None:
+    found = len(said.first_tokens)
+    if found != attempt.num_choices:
+        return f"{found} first tokens came for {attempt.num_choices} choices"
+    return None if attempt.first_token is None else attempt.first_token.disagreement(said)
 
 
 def _close_if_whole(attempt: DecodeAttempt) -> Step:
     assert attempt.lease is not None, "blocks land only after the grant"
     if attempt.commit is None or not attempt.lease.is_whole:
         return attempt, ()
-    whole = _moved(attempt, DecodeEvent.WHOLE)
-    return whole, (SendUp(Receipt(attempt.num_blocks)), Conclude(Committed(attempt.commit.first_token_id)))
+    commit = attempt.commit
+    committed = Committed(commit.first_token_id, commit.logprobs, commit.further)
+    return _moved(attempt, DecodeEvent.WHOLE), (SendUp(Receipt(attempt.num_blocks)), Conclude(committed))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Raised with every change of a message's meaning; both sides of a pair must have the same.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +23,7 @@ class Limits:
     max_attempts: int = 2
     #: How many later, smaller requests may be given room before the one at the head of the queue: bounds its wait by their run time.
     max_bypass: int = 8
+    #: Texts of one request. Each holds room of its own, all at once, for prompt + max_tokens less the whole blocks of the prompt.
+    max_choices: int = 16
+    #: Tokens that end a text: a model's own, and those that a client names. Looked up with every token.
+    max_end_tokens: int = 256

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from kvlease.handoff.limits import Limits
+from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
+
 RequestId = NewType("RequestId", str)
 TenantId = NewType("TenantId", str)
 LeaseId = NewType("LeaseId", bytes)
@@ -20,6 +24,7 @@ Incarnation = NewType("Incarnation", bytes)
 Epoch = NewType("Epoch", int)
 
 IDENTITY_BYTES = 16
+_LIMITS = Limits()
 DEFAULT_TENANT = TenantId("default")
 
 
@@ -30,33 +35,23 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is drawn: a pure function of these, the logits, and the position.
+def _check_error_status(http_status: int) -> None:
+    if not 400 <= http_status < 600:
+        raise ValueError(f"an error's HTTP status is 400 to 599, got {http_status}")
 
-    `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off; `seed` is a 64-bit number, drawn by the gateway when the client gave none.
-    """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what no sampler could use."""
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0):
-            raise ValueError(f"temperature must be between 0 and 2, got {self.temperature}")
-        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.top_k < 2**32:
-            raise ValueError(f"top_k must be 0 or more, got {self.top_k}")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must fit 64 bits, got {self.seed}")
+def _check_wishes(asked: GenerationRequest | Proposal) -> None:
+    if asked.sampling.min_tokens > asked.max_tokens:
+        raise ValueError(f"min_tokens {asked.sampling.min_tokens} is more than max_tokens {asked.max_tokens}")
+    if len(asked.end_token_ids) > _LIMITS.max_end_tokens:
+        raise ValueError(f"{len(asked.end_token_ids)} end tokens, at most {_LIMITS.max_end_tokens}")
+    if not 1 <= asked.num_choices <= _LIMITS.max_choices:
+        raise ValueError(f"{asked.num_choices} choices, 1 to {_LIMITS.max_choices} can be asked for")
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One text to be generated, as the gateway hands it to decode.
+    """One text to be generated, or several of one prompt (`num_choices`), as the gateway hands it to decode.
 
     `remaining_s` is the time left until the deadline at the moment of sending; `prefill_candidates` are addresses, best first.
     """
@@ -69,6 +64,7 @@ class GenerationRequest:
     end_token_ids: frozenset[int]
     remaining_s: float
     prefill_candidates: tuple[str, ...]
+    num_choices: int = 1
 
     def __post_init__(self) -> None:
         """Refuse an empty prompt and a request for nothing."""
@@ -80,18 +76,40 @@ class GenerationRequest:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not (math.isfinite(self.remaining_s) and self.remaining_s > 0):
             raise ValueError(f"the deadline has passed ({self.remaining_s} s left)")
+        _check_wishes(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TokensGenerated:
-    """New tokens, in order."""
+    """New tokens of one choice, in order, and what is told of each, if that was asked for."""
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    choice: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse to tell of some tokens only."""
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens, but {len(self.logprobs)} of them told of")
+
+    @classmethod
+    def of(cls, drawn: DrawnToken, choice: int) -> TokensGenerated:
+        """One token."""
+        return cls((drawn.token_id,), () if drawn.logprobs is None else (drawn.logprobs,), choice)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """One text of several is complete; the request is not, until `Finished`. Counts as there."""
+
+    choice: int
+    reason: FinishReason
+    num_generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The text is complete. The end token, if one was drawn, is counted but was not among the tokens."""
+    """All texts are complete; `reason` is the first one's. End tokens that were drawn are counted but were not among the tokens."""
 
     reason: FinishReason
     num_prompt_tokens: int
@@ -122,6 +140,10 @@ class Rejected:
     http_status: int
     param: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
+
 
 class AbortReason(StrEnum):
     """Why something that had been admitted ended without its text."""
@@ -148,8 +170,12 @@ class Aborted:
     http_status: int
     retryable: bool
 
+    def __post_init__(self) -> None:
+        """Refuse a status that could look like a success."""
+        _check_error_status(self.http_status)
 
-GenerationEvent = TokensGenerated | Finished | Rejected | Aborted
+
+GenerationEvent = TokensGenerated | ChoiceFinished | Finished | Rejected | Aborted
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +193,13 @@ class Proposal:
     decode_incarnation: Incarnation
     epoch: Epoch
     fingerprint: bytes
+    num_choices: int = 1
 
     def __post_init__(self) -> None:
         """Refuse an empty prompt and a request for nothing."""
         if not self.prompt_token_ids or self.max_tokens < 1:
             raise ValueError("a proposal needs prompt tokens and max_tokens of at least 1")
+        _check_wishes(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +238,28 @@ class Commit:
     num_blocks: int
     num_tokens: int
     first_token_id: int
+    logprobs: TokenLogprobs | None = None  # of the first token
+    further: tuple[DrawnToken, ...] = ()  # the first tokens of the other choices
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The first token ended the text or was all that was asked for: nothing to transfer."""
+    """The first token of every choice ended its text or was all that was asked for: nothing to transfer. `reason`: of the first choice."""
 
     first_token_id: int
     reason: FinishReason
+    logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()
+
+    @property
+    def first_tokens(self) -> tuple[DrawnToken, ...]:
+        """Of all choices."""
+        return (DrawnToken(self.first_token_id, self.logprobs), *self.further)
 
 
 @dataclass(frozen=True, slots=True)

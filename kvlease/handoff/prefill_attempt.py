@@ -28,6 +28,7 @@ from kvlease.handoff.messages import (
 )
 from kvlease.handoff.tables import PrefillEvent, PrefillState, prefill_is_over, prefill_move
 from kvlease.handoff.verdicts import aborted
+from kvlease.sampling.tokens import DrawnToken, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class ChunkComputed:
 
     num_tokens: int
     first_token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class PrefillAttempt:
     num_computed: int = 0
     num_sent: int = 0
     first_token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    further: tuple[DrawnToken, ...] = ()  # the first tokens of the other choices
     grant: Grant | None = None
 
     @classmethod
@@ -203,20 +208,29 @@ def _computed(attempt: PrefillAttempt, chunk: ChunkComputed) -> Step:
         "the last chunk draws the token"
     )
     moved = _moved(attempt, PrefillEvent.CHUNK)
-    computed = replace(moved, num_computed=chunk.num_tokens, first_token_id=chunk.first_token_id)
+    computed = replace(
+        moved,
+        num_computed=chunk.num_tokens,
+        first_token_id=chunk.first_token_id,
+        logprobs=chunk.logprobs,
+        further=chunk.further,
+    )
     if chunk.first_token_id is None:
         return computed, ()
-    reason = _end_at_first_token(computed, chunk.first_token_id)
+    reason = _end_at_first_tokens(computed, chunk.first_token_id)
     if reason is not None:
-        complete = Complete(chunk.first_token_id, reason)
+        complete = Complete(chunk.first_token_id, reason, chunk.logprobs, chunk.further)
         return _moved(computed, PrefillEvent.COMPLETE), (SendDown(complete), Free(), Over())
     return _offer(computed) if computed.state is PrefillState.COMPUTING else (computed, ())
 
 
-def _end_at_first_token(attempt: PrefillAttempt, token_id: int) -> FinishReason | None:
-    if token_id in attempt.end_token_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if attempt.max_tokens == 1 else None
+def _end_at_first_tokens(attempt: PrefillAttempt, token_id: int) -> FinishReason | None:
+    """The first choice's reason, if the first tokens end all choices."""
+    has_ended = token_id in attempt.end_token_ids
+    if attempt.max_tokens == 1:
+        return FinishReason.STOP if has_ended else FinishReason.LENGTH
+    all_ended = has_ended and all(drawn.token_id in attempt.end_token_ids for drawn in attempt.further)
+    return FinishReason.STOP if all_ended else None
 
 
 def _granted(attempt: PrefillAttempt, grant: Grant) -> Step:
@@ -230,5 +244,6 @@ def _commit_if_all_sent(attempt: PrefillAttempt) -> Step:
     if attempt.num_sent < attempt.num_blocks:
         return attempt, ()
     assert attempt.first_token_id is not None, "the last block is sendable only when the last chunk is computed"
-    commit = Commit(attempt.num_sent, attempt.num_tokens, attempt.first_token_id)
+    first = attempt.first_token_id, attempt.logprobs, attempt.further
+    commit = Commit(attempt.num_sent, attempt.num_tokens, *first)
     return _moved(attempt, PrefillEvent.COMMIT), (Free(), SendDown(commit))

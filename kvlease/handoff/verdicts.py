@@ -22,6 +22,7 @@ from kvlease.handoff.messages import (
     RejectReason,
     Verdict,
 )
+from kvlease.kvcache.sizing import choice_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class DecodeFacts:
     num_queued: int
     max_queue: int
     draining: bool
+    block_size: int = 1  # several texts of one prompt share whole blocks only
 
 
 def judge_prompt(proposal: Proposal, facts: PrefillFacts) -> Verdict:
@@ -113,8 +115,9 @@ def judge_prompt(proposal: Proposal, facts: PrefillFacts) -> Verdict:
     if num_tokens > limit:
         message = f"the prompt has {num_tokens} tokens, but the prefill server holds at most {limit}"
         return rejected(RejectReason.PROMPT_TOO_LONG, message, "prompt")
-    if not _in_vocabulary(proposal.prompt_token_ids, facts.vocab_size):
-        return rejected(RejectReason.INVALID_REQUEST, f"token ids must be below {facts.vocab_size}", "prompt")
+    unknown = _judge_tokens(proposal, facts.vocab_size)
+    if unknown is not None:
+        return unknown
     if proposal.remaining_s <= 0:
         return rejected(RejectReason.DEADLINE, "the deadline had passed when the proposal arrived")
     return _judge_load(facts) or Admitted(facts.num_queued)
@@ -130,9 +133,23 @@ def judge_request(request: GenerationRequest, facts: DecodeFacts) -> Rejected | 
     if num_tokens + request.max_tokens > limit:
         message = f"{num_tokens} prompt tokens and max_tokens {request.max_tokens} exceed the {limit} that fit"
         return rejected(RejectReason.OUTPUT_TOO_LONG, message, "max_tokens")
-    if not _in_vocabulary(request.prompt_token_ids, facts.vocab_size):
-        return rejected(RejectReason.INVALID_REQUEST, f"token ids must be below {facts.vocab_size}", "prompt")
-    return _judge_load(facts)
+    return _judge_choices(request, facts) or _judge_tokens(request, facts.vocab_size) or _judge_load(facts)
+
+
+def _judge_choices(request: GenerationRequest, facts: DecodeFacts) -> Rejected | None:
+    sizes = choice_blocks(len(request.prompt_token_ids), request.max_tokens, request.num_choices, facts.block_size)
+    num_tokens = sum(sizes) * facts.block_size
+    if request.num_choices == 1 or num_tokens <= facts.pool_tokens:
+        return None
+    message = f"{request.num_choices} choices need {num_tokens} tokens of KV memory, the decode server has {facts.pool_tokens}"
+    return rejected(RejectReason.OUTPUT_TOO_LONG, message, "n")
+
+
+def _judge_tokens(asked: GenerationRequest | Proposal, vocab_size: int) -> Rejected | None:
+    for param, token_ids in (("prompt", asked.prompt_token_ids), ("logit_bias", asked.sampling.token_ids)):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return rejected(RejectReason.INVALID_REQUEST, f"token ids must be below {vocab_size}", param)
+    return None
 
 
 def _judge_load(facts: PrefillFacts | DecodeFacts) -> Rejected | None:
@@ -141,7 +158,3 @@ def _judge_load(facts: PrefillFacts | DecodeFacts) -> Rejected | None:
     if facts.num_queued >= facts.max_queue:
         return rejected(RejectReason.QUEUE_FULL, f"{facts.num_queued} requests wait already")
     return None
-
-
-def _in_vocabulary(token_ids: tuple[int, ...], vocab_size: int) -> bool:
-    return min(token_ids) >= 0 and max(token_ids) < vocab_size

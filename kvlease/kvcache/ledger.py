@@ -102,6 +102,7 @@ class SlotLedger:
         self._owner = np.full((num_blocks, block_size), _NOBODY, dtype=np.int64)
         self._position = np.full((num_blocks, block_size), _NOBODY, dtype=np.int64)
         self._kind = np.full((num_blocks, block_size), SlotKind.UNPROVEN, dtype=np.int8)
+        self._sources: dict[int, tuple[int, int]] = {}  # of an heir: whose proofs hold for it, and for how many tokens
         self._counting = np.arange(max(1024, block_size), dtype=np.int64)
 
     # -- recording
@@ -135,6 +136,30 @@ class SlotLedger:
         positions = np.arange(first_position, first_position + num_tokens, dtype=np.int64)
         self._record(sequence_id, self._flat(blocks, slots), positions, SlotKind.VERIFIED)
 
+    def record_copied(
+        self, source_id: int, source_table: Sequence[int], heir_id: int, heir_table: Sequence[int], positions: range
+    ) -> None:
+        """The bytes of these positions were copied within the storage, from where they are proven. For `KVMemory` alone."""
+        first, num_tokens = positions.start, len(positions)
+        self.require(source_id, source_table, first, num_tokens)
+        kinds = self._kind[self.locate(source_table, first, num_tokens)].astype(np.int64)
+        blocks, slots = self.locate(heir_table, first, num_tokens)
+        self._record(heir_id, self._flat(blocks, slots), np.asarray(positions, dtype=np.int64), kinds)
+
+    def adopt(self, source_id: int, heir_id: int, table: Sequence[int], num_tokens: int) -> None:
+        """What is proven for 0..num_tokens-1 of the source is from now on proven for its heir too. For `KVMemory` alone.
+
+        They are texts of one request: the tokens are the same, and no other tenant's.
+        """
+        assert heir_id not in self._sources, f"sequence {heir_id} has a source already"
+        assert source_id not in self._sources, f"sequence {source_id} is an heir itself"
+        self.require(source_id, table, 0, num_tokens)
+        self._sources[heir_id] = (source_id, num_tokens)
+
+    def forget(self, sequence_id: int) -> None:
+        """The sequence has ended: it inherits nothing any more. Harmless where it did not."""
+        self._sources.pop(sequence_id, None)
+
     # -- asking
 
     def readable(self, sequence_id: int, table: Sequence[int], num_tokens: int) -> ReadableBlocks:
@@ -154,10 +179,14 @@ class SlotLedger:
         assert sequence_id >= 0, f"sequence {sequence_id}"
         if num_tokens == 0:
             return
-        rows, offset = self._rows(table, first_position, num_tokens)
+        rows, offset = self._place(table, first_position, num_tokens)
         window = slice(offset, offset + num_tokens)
-        proven = self._owner[rows].reshape(-1)[window] == sequence_id
-        proven &= self._position[rows].reshape(-1)[window] == self._positions(first_position, num_tokens)
+        owners, positions = self._owner[rows].reshape(-1)[window], self._positions(first_position, num_tokens)
+        proven = owners == sequence_id
+        if sequence_id in self._sources:
+            source_id, num_inherited = self._sources[sequence_id]
+            proven |= (owners == source_id) & (positions < num_inherited)
+        proven &= self._position[rows].reshape(-1)[window] == positions
         if computed:
             proven &= self._kind[rows].reshape(-1)[window] == SlotKind.COMPUTED
         if not proven.all():
@@ -165,7 +194,7 @@ class SlotLedger:
 
     def occupancy(self, sequence_id: int, table: Sequence[int], first_position: int, num_tokens: int) -> Occupancy:
         """What is proven in the slots that these positions would be written to."""
-        rows, offset = self._rows(table, first_position, num_tokens)
+        rows, offset = self._place(table, first_position, num_tokens)
         window = slice(offset, offset + num_tokens)
         owners = self._owner[rows].reshape(-1)[window]
         taken = owners != _NOBODY
@@ -182,6 +211,15 @@ class SlotLedger:
         return rows[slots // self.block_size], slots % self.block_size
 
     # -- inside
+
+    def _place(self, table: Sequence[int], first_position: int, num_tokens: int) -> tuple[int | IntArray, int]:
+        """As `_rows`, with a plain number where one block holds all: one block is the common case, and far cheaper to look at."""
+        first_row, offset = divmod(first_position, self.block_size)
+        if not (0 <= first_row < len(table) and 0 < num_tokens <= self.block_size - offset):
+            return self._rows(table, first_position, num_tokens)
+        block = int(table[first_row])
+        assert 0 <= block < self.num_blocks, f"block {block} of {self.num_blocks}"
+        return block, offset
 
     def _rows(self, table: Sequence[int], first_position: int, num_tokens: int) -> tuple[IntArray, int]:
         """The blocks that hold these positions, and where the first position lies in the first of them."""
@@ -217,7 +255,7 @@ class SlotLedger:
         assert not len(columns) or (columns.min() >= 0 and columns.max() < self.block_size), f"slots {columns}"
         return rows * self.block_size + columns
 
-    def _record(self, sequence_id: int, flat: IntArray, positions: IntArray, kind: SlotKind) -> None:
+    def _record(self, sequence_id: int, flat: IntArray, positions: IntArray, kind: SlotKind | IntArray) -> None:
         assert sequence_id >= 0, f"sequence {sequence_id}"
         assert flat.shape == positions.shape, f"{flat.shape} slots, {positions.shape} positions"
         owner = self._owner.reshape(-1)

@@ -6,7 +6,7 @@ Never: hands out a block whose slots still count as proven for its last owner, o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from kvlease.kvcache.ledger import SlotLedger
@@ -16,15 +16,16 @@ from kvlease.kvcache.storage import KVStorage
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Blocks held for one sequence, whose id is the holder's. `table` in order of position."""
+    """Blocks held for one sequence, whose id is the holder's; `table` has their ids, in order of position."""
 
     holder: HolderId
     handles: tuple[BlockHandle, ...]
+    #: Asked for with every block that lands and every token that is decoded: made once, or a prompt would cost its length squared.
+    table: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def table(self) -> tuple[int, ...]:
-        """Block ids."""
-        return tuple(handle.block for handle in self.handles)
+    def __post_init__(self) -> None:
+        """Make the table."""
+        object.__setattr__(self, "table", tuple(handle.block for handle in self.handles))
 
 
 class KVMemory:
@@ -60,6 +61,26 @@ class KVMemory:
         """Zero the room's blocks from `first_block` of its table on. For a thread, under a pin."""
         self.storage.scrub(room.table[first_block:])
 
+    def branch(self, source: Room, own: Room, num_tokens: int) -> Room:
+        """Room for a further text behind the first `num_tokens` tokens of `source`, in the hands of `own`'s holder.
+
+        Whole blocks of these tokens are shared from now on. A block that the text would append to is its own: see `fill_branch`.
+        """
+        shared = source.handles[: num_tokens // self.block_size]
+        if shared:
+            self.pool.share(source.holder, own.holder, shared)
+            self.ledger.adopt(source.holder, own.holder, source.table, len(shared) * self.block_size)
+        return Room(own.holder, shared + own.handles)
+
+    def fill_branch(self, source: Room, branch: Room, num_tokens: int) -> None:
+        """Scrub what the branch has of its own, and copy the tokens of the block that both will append to. For a thread, under pins."""
+        num_shared = num_tokens // self.block_size
+        self.scrub(branch, num_shared)
+        rest = range(num_shared * self.block_size, num_tokens)
+        if rest:
+            self.storage.copy_block(source.table[num_shared], branch.table[num_shared])
+            self.ledger.record_copied(source.holder, source.table, branch.holder, branch.table, rest)
+
     def pin(self, rooms: Sequence[Room]) -> None:
         """A local thread begins to work on these rooms."""
         for room in rooms:
@@ -68,10 +89,19 @@ class KVMemory:
     def unpin(self, rooms: Sequence[Room]) -> None:
         """It has ended. Rooms that were freed in the meantime become free blocks now."""
         freed = [self.pool.unpin(room.holder) for room in rooms]
+        self._forget(rooms)
         if any(freed):
             self.on_free()
 
     def free(self, room: Room) -> None:
         """The sequence has ended: its blocks are free at once, or when the local thread that works on them is done."""
-        if self.pool.release(room.holder):
+        freed = self.pool.release(room.holder)
+        self._forget((room,))
+        if freed:
             self.on_free()
+
+    def _forget(self, rooms: Sequence[Room]) -> None:
+        """A holder's inheritance ends with its holding, and not while a thread still reads by it."""
+        for room in rooms:
+            if not self.pool.knows(room.holder):
+                self.ledger.forget(room.holder)

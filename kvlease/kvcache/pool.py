@@ -155,6 +155,10 @@ class BlockPool:
         (block,) = self._current((handle,))
         return len(self._readable.get(block, ())) > 1
 
+    def knows(self, holder: HolderId) -> bool:
+        """Whether the holder has, or a pin keeps, anything."""
+        return holder in self._holdings
+
     def num_reserved(self, holder: HolderId) -> int:
         """Blocks promised to the holder and not taken yet. Raises `UnknownHolder`."""
         return self._known(holder).num_reserved

@@ -15,6 +15,12 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+def choice_blocks(num_prompt_tokens: int, max_tokens: int, num_choices: int, block_size: int) -> tuple[int, ...]:
+    """Blocks that each of several texts of one prompt holds: the first one all of its own, the others all but the prompt's whole blocks."""
+    whole = blocks_for(num_prompt_tokens + max_tokens, block_size)
+    return (whole, *([whole - num_prompt_tokens // block_size] * (num_choices - 1)))
+
+
 def default_num_blocks(
     context_length: int,
     block_size: int,

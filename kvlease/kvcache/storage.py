@@ -51,6 +51,11 @@ class KVStorage:
         """Memory of the whole pool."""
         return self.num_blocks * self.block_size * self.layout.token_bytes
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether blocks are copied straight into and out of the pool, without a staging buffer and a device."""
+        return self._host is not None
+
     def array(self, layer: int, name: str) -> torch.Tensor:
         """`[num_blocks, block_size, *shape]`, the memory itself."""
         return self._arrays[layer, name]
@@ -65,6 +70,13 @@ class KVStorage:
         for slots in self._slots:
             for run in runs:
                 slots[run.first_slot : run.first_slot + run.num_slots].zero_()
+
+    def copy_block(self, source: int, target: int) -> None:
+        """All slots of one block into another."""
+        size = self.block_size
+        self._check_runs((SlotRun(source * size, size), SlotRun(target * size, size)))
+        for slots in self._slots:
+            slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
 
     def plan(self, wire_block_size: int) -> WirePlan:
         """How a canonical block of this size is copied."""

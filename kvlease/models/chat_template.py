@@ -22,6 +22,7 @@ import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
 
+from kvlease.models.chat_content import RenderedChat, tell_apart
 from kvlease.models.errors import ModelFolderInvalid, TemplateFailed
 from kvlease.models.files import read_json, read_text
 from kvlease.models.limits import LIMITS, Limits
@@ -74,6 +75,10 @@ class ChatTemplate:
             return self._bounded(self._template.generate(context))
         except _TEMPLATE_ERRORS as error:
             raise TemplateFailed(self._message(error)) from error
+
+    def render_apart(self, messages: Sequence[Mapping[str, Any]], control_texts: Sequence[str]) -> RenderedChat:
+        """The same, told apart from content that looks like one of the tokenizer's `control_texts`. Raises RequestInvalid."""
+        return tell_apart(self.render, messages, control_texts)
 
     def _bounded(self, pieces: Iterable[str]) -> str:
         kept: list[str] = []

@@ -12,12 +12,15 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 import tokenizers
 
+from kvlease.models.chat_content import RenderedChat
+from kvlease.models.control_tokens import ControlTokens
 from kvlease.models.errors import ModelFolderInvalid, TextInvalid
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -33,7 +36,10 @@ class Tokenizer:
         self._backend = backend
         self._spelling = spelling
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._control_texts = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special_ids = frozenset(self._control_texts)
+        self._control_tokens: ControlTokens | None = None
+        self._lock = threading.Lock()
         self._bytes_of: dict[int, bytes] = {}
         self._prefix = _special_prefix(backend)
 
@@ -69,10 +75,7 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a raw prompt (BOS for many), once: text that begins with
         it gets no second one. Text that a chat template wrote is encoded without. Releases the interpreter lock.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise TextInvalid("the text holds a lone surrogate and is not valid Unicode") from None
+        _check_unicode(text)
         # The batch call is the one that releases the lock; "fast" leaves out the offsets, which nobody reads.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = encoding.ids
@@ -80,6 +83,24 @@ class Tokenizer:
         if add_special_tokens and num_prefix and ids[num_prefix : 2 * num_prefix] == self._prefix:
             return ids[num_prefix:]
         return ids
+
+    @property
+    def control_texts(self) -> Sequence[str]:
+        """How the control tokens are written."""
+        return tuple(self._control_texts.values())
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Token ids of a rendered chat, in which only the template's own control tokens are control tokens. Raises TextInvalid."""
+        if chat.controls is None:
+            return self.encode(chat.text, add_special_tokens=False)
+        _check_unicode(chat.text)
+        with self._lock:  # made when the first such message comes: it costs as much memory as the tokenizer
+            if self._control_tokens is None:
+                try:
+                    self._control_tokens = ControlTokens(self._backend, self._control_texts)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    raise TextInvalid("messages to this model must not contain the text of a control token") from None
+        return self._control_tokens.encode(chat)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, without special tokens and ids outside the vocabulary."""
@@ -96,6 +117,12 @@ class Tokenizer:
         if known is None:
             known = self._bytes_of[token_id] = self._spell(token_id)
         return known
+
+    def spelling_of(self, token_id: int) -> bytes:
+        """The token itself as bytes: as `bytes_of`, but special tokens by their names; empty for unknown ids."""
+        if token_id not in self._special_ids:
+            return self.bytes_of(token_id)
+        return (self._backend.id_to_token(token_id) or "").encode()
 
     @property
     def strips_space(self) -> bool:
@@ -193,6 +220,13 @@ class Spelling:
         for old, new in self._replacements:
             token = token.replace(old, new)
         return token.encode("utf-8")
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise TextInvalid("the text holds a lone surrogate and is not valid Unicode") from None
 
 
 def _steps(decoder: object) -> list[object]:

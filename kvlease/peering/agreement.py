@@ -10,9 +10,11 @@ from typing import Protocol
 
 from kvlease.engine.runner import ModelRunner
 from kvlease.handoff.limits import PROTOCOL_VERSION
-from kvlease.handoff.messages import Incarnation
+from kvlease.handoff.messages import IDENTITY_BYTES, Incarnation
+from kvlease.kvcache.limits import DEFAULT_LIMITS as KV_LIMITS
 from kvlease.kvcache.seal import SEAL_VERSION, sealed_block_bytes
 from kvlease.peering.identity import draw_incarnation
+from kvlease.peering.limits import Limits
 from kvlease.v1 import kvlease_pb2 as pb
 from transport.contract import RingGeometry
 
@@ -98,6 +100,29 @@ def hello_of(party: Party, offer: bytes) -> pb.PairHello:
     )
 
 
+def malformed(hello: pb.PairHello, own: Party, limits: Limits) -> str | None:
+    """What makes no sense in a hello, whoever it is from, or None. Nothing else may look at one that is malformed."""
+    texts = (
+        ("address", hello.address, limits.address_chars),
+        ("transport", hello.transport, limits.address_chars),
+        ("layout", hello.layout, limits.layout_chars),
+    )
+    for what, text, max_chars in texts:
+        if not 0 < len(text) <= max_chars or not text.isprintable():
+            return f"the hello's {what} is empty, longer than {max_chars} characters, or not printable"
+    for what, name in (("incarnation", hello.incarnation), ("fingerprint", hello.fingerprint)):
+        if len(name) != IDENTITY_BYTES:
+            return f"the hello's {what} has {len(name)} bytes, {IDENTITY_BYTES} are needed"
+    if len(hello.offer) > limits.offer_bytes:
+        return f"the hello's offer has {len(hello.offer)} bytes, at most {limits.offer_bytes} are read"
+    most = min(own.pool_tokens, KV_LIMITS.max_block_size)
+    if not 0 < hello.block_size <= most:
+        return f"decode seals blocks of {hello.block_size} tokens, prefill sends 1 to {most}"
+    if hello.pool_tokens < hello.block_size:
+        return f"decode's pool of {hello.pool_tokens} tokens holds no block of {hello.block_size}"
+    return None
+
+
 def disagreement(hello: pb.PairHello, own: Party, sealed_block_bytes: int) -> str | None:
     """Why this prefill server does not pair with the decode server of the hello, or None. Names both values."""
     pairs = (
@@ -123,6 +148,21 @@ def disagreement(hello: pb.PairHello, own: Party, sealed_block_bytes: int) -> st
             f"prefill {own.pool_tokens}; give more blocks or a smaller --max-model-len"
         )
     ring_limit = max(own.ring_bytes, 2 * sealed_block_bytes)
-    if not 0 < hello.ring_bytes <= ring_limit:
+    if hello.ring_bytes < sealed_block_bytes:
+        return f"decode wants a ring of {hello.ring_bytes} bytes, but a sealed block has {sealed_block_bytes}"
+    if hello.ring_bytes > ring_limit:
         return f"decode wants a ring of {hello.ring_bytes} bytes, prefill allows {ring_limit}; use one --ring-bytes"
+    return None
+
+
+def unfit(answer: pb.PairAnswer, own: Party) -> str | None:
+    """Why this decode server cannot take prefill's answer, or None. A pair that could serve nothing is none."""
+    if len(answer.incarnation) != IDENTITY_BYTES:
+        return f"prefill's incarnation has {len(answer.incarnation)} bytes, {IDENTITY_BYTES} are needed"
+    theirs = (answer.block_size, answer.slot_bytes, answer.num_slots)
+    ours = (own.block_size, own.geometry.slot_bytes, own.geometry.num_slots)
+    if theirs != ours:
+        return f"block size, slot bytes and slots: decode offered {ours}, prefill answered {theirs}"
+    if not answer.epoch or not answer.max_model_len:
+        return f"prefill answered with epoch {answer.epoch} and a context of {answer.max_model_len} tokens"
     return None

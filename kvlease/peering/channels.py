@@ -42,6 +42,10 @@ def _options(context_length: int, limits: Limits) -> _Options:
         # A restarted peer is looked for within the pair's own back-off, not gRPC's.
         ("grpc.initial_reconnect_backoff_ms", int(limits.backoff_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(limits.max_backoff_s * 1000)),
+        # A container comes back at another address: its name is looked up again at each try, not every 30 s, and a try
+        # that nobody answers, not even with a refusal, ends within the time that a pair gets, not within 20 s.
+        ("grpc.dns_min_time_between_resolutions_ms", int(limits.backoff_s * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(limits.connect_s * 1000)),
         ("grpc.so_reuseport", 0),
         ("grpc.use_local_subchannel_pool", 1),
     )
@@ -53,8 +57,12 @@ def open_channel(address: str, context_length: int, limits: Limits) -> grpc.aio.
 
 
 def make_server(secret: str, context_length: int, limits: Limits) -> grpc.aio.Server:
-    """A server whose every method asks for the secret."""
-    return grpc.aio.server(interceptors=(SecretGate(secret),), options=_options(context_length, limits))
+    """A server whose every method asks for the secret, and which answers RESOURCE_EXHAUSTED beyond `max_calls`."""
+    return grpc.aio.server(
+        interceptors=(SecretGate(secret),),
+        options=_options(context_length, limits),
+        maximum_concurrent_rpcs=limits.max_calls,
+    )
 
 
 class SecretGate(grpc.aio.ServerInterceptor):

@@ -37,13 +37,13 @@ class LifeSigns:
 
     def __init__(self) -> None:
         """It progressed just now: pairing is progress."""
-        self._pulse = -1
+        self.pulse = -1  # as the last beat said
         self.progressed_s = time.monotonic()
 
     def note(self, beat: Beat) -> None:
         """A beat arrived."""
-        if beat.pulse != self._pulse or not beat.is_busy:
-            self._pulse, self.progressed_s = beat.pulse, time.monotonic()
+        if beat.pulse != self.pulse or not beat.is_busy:
+            self.pulse, self.progressed_s = beat.pulse, time.monotonic()
 
     def still_for_s(self) -> float:
         """Seconds since the last progress."""

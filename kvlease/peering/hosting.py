@@ -26,6 +26,14 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
     return f"{host}:{bound}"
 
 
+def advertised(address: str, host: str) -> str:
+    """`address` as peers know it: its port at `host`, or unchanged where `host` is empty."""
+    if not host:
+        return address
+    port = address.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def until_signal(work: Sequence[asyncio.Task[None]] = ()) -> None:
     """Until SIGTERM or SIGINT, or until a task of `work` ends, which it never should: then its error ends the server.
 

@@ -12,13 +12,14 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvlease.handoff.limits import Limits as HandoffLimits
 from kvlease.handoff.messages import AbortReason, Epoch, Incarnation, RejectReason
 from kvlease.handoff.prefill_attempt import EndedHere
 from kvlease.handoff.verdicts import aborted, rejected
 from kvlease.handoff.wire import encode_rejected
-from kvlease.peering.agreement import Party, disagreement
+from kvlease.peering.agreement import Party, disagreement, malformed
 from kvlease.peering.errors import PairLost, PairRefused
 from kvlease.peering.heartbeat import Beat, LifeSigns, show_life
 from kvlease.peering.identity import draw_epoch
@@ -26,7 +27,7 @@ from kvlease.peering.limits import Limits
 from kvlease.peering.status import PairReport
 from kvlease.v1 import kvlease_pb2 as pb
 from transport.contract import Departure, RingGeometry, Transport
-from transport.errors import TransportError
+from transport.errors import TransportError, TransportRefused
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,19 @@ class IncomingPairs:
         async with asyncio.timeout(self._limits.pair_s):
             hello = await _hello(stream)
         geometry = self._check(hello)
-        departure, answer = await self._transport.open_departure(geometry, hello.offer)
         self._num_living += 1
+        try:
+            await self._live(hello, geometry, stream, context)
+        finally:
+            self._num_living -= 1
+
+    async def _live(
+        self, hello: pb.PairHello, geometry: RingGeometry, stream: PairStream, context: PairContext
+    ) -> None:
+        try:
+            departure, answer = await self._transport.open_departure(geometry, hello.offer)
+        except TransportRefused as error:
+            raise PairRefused(str(error)) from error
         pair = IncomingPair(hello, departure, self._transport.name)
         detail = "the decode server ended the pair"
         try:
@@ -129,13 +141,13 @@ class IncomingPairs:
         finally:
             if self._pairs.get(pair.incarnation) is pair:
                 del self._pairs[pair.incarnation]
-            self._num_living -= 1
             pair.end(detail)
             await departure.close()
 
     def _check(self, hello: pb.PairHello) -> RingGeometry:
-        if not 0 < hello.block_size <= self._party.pool_tokens:
-            raise PairRefused(f"blocks of {hello.block_size} tokens")
+        wrong = malformed(hello, self._party, self._limits)
+        if wrong is not None:
+            raise PairRefused(wrong)
         sealed_bytes = self._sealed_bytes(hello.block_size)
         wrong = disagreement(hello, self._party, sealed_bytes)
         if wrong is not None:
@@ -162,9 +174,14 @@ class IncomingPairs:
             await context.write(pb.PairDown(heartbeat=pb.Heartbeat(pulse=beat.pulse, busy=beat.is_busy)))
 
         async def receive() -> Beat:
-            message = await anext(stream, None)
+            try:
+                message = await anext(stream, None)
+            except DecodeError as error:
+                raise PairLost(f"a message of the decode server cannot be read: {error}") from error
             if message is None:
                 raise PairLost("the decode server ended the pair")
+            if message.WhichOneof("message") != "heartbeat":
+                raise PairLost("the decode server sent something else than a heartbeat")
             return Beat(message.heartbeat.pulse, message.heartbeat.busy)
 
         async with asyncio.TaskGroup() as group:
@@ -178,7 +195,10 @@ async def _run(work: Awaitable[None]) -> None:
 
 
 async def _hello(stream: PairStream) -> pb.PairHello:
-    message = await anext(stream, None)
+    try:
+        message = await anext(stream, None)
+    except DecodeError as error:
+        raise PairRefused(f"the first message of the pair cannot be read: {error}") from error
     if message is None or message.WhichOneof("message") != "hello":
         raise PairRefused("the first message of a pair is its hello")
     return message.hello

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Protocol
 
 import grpc
@@ -17,12 +18,13 @@ from kvlease.handoff.decode_attempt import Ended
 from kvlease.handoff.limits import Limits as HandoffLimits
 from kvlease.handoff.messages import AbortReason, Epoch
 from kvlease.handoff.verdicts import aborted
-from kvlease.peering.agreement import Party, hello_of
+from kvlease.peering.agreement import Party, hello_of, unfit
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.call_writer import CallWriter
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.errors import PairLost, PairRefused
 from kvlease.peering.heartbeat import Beat, LifeSigns, show_life
+from kvlease.peering.hosting import ended
 from kvlease.peering.limits import Limits
 from kvlease.peering.status import PairReport
 from kvlease.v1 import kvlease_pb2 as pb
@@ -70,6 +72,11 @@ class OutgoingPair:
         """Whether attempts may be opened."""
         return self._channel is not None
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes while prefill computes or sends anything: its pulse, and the frames that arrived."""
+        return self.life.pulse, self._landing.statistics().num_frames if self._landing is not None else 0
+
     def report(self) -> PairReport:
         """For the status."""
         seen = self._landing.statistics() if self._landing is not None else None
@@ -92,16 +99,17 @@ class OutgoingPair:
         """Make the pair, again and again, until cancelled."""
         pause = self._limits.backoff_s
         while True:
-            was_ready = False
+            began_s = time.monotonic()
             try:
-                await self._live()
+                await _apart(self._live())
             except* PairRefused as group:
                 self._down("refused", _first_cause(group))
                 pause = self._limits.refused_s
             except* (PairLost, TransportError, grpc.aio.AioRpcError, TimeoutError, OSError) as group:
-                was_ready = self.state == "ready"
+                # A pair that breaks as soon as it is made is no success: its cause is still there.
+                if self.state == "ready" and time.monotonic() - began_s > self._limits.max_backoff_s:
+                    pause = self._limits.backoff_s
                 self._down("connecting", _first_cause(group))
-            pause = self._limits.backoff_s if was_ready else pause
             await asyncio.sleep(pause)
             pause = min(pause * 2, self._limits.max_backoff_s)
 
@@ -122,7 +130,7 @@ class OutgoingPair:
             writer = CallWriter[pb.PairUp](call)
             async with asyncio.timeout(self._limits.pair_s):
                 await writer.write(pb.PairUp(hello=hello_of(party, landing.offer)))
-                answer = _answer(await call.read())
+                answer = _answer(await call.read(), party)
                 await landing.establish(answer.answer)
             self._up(answer, channel, landing)
             await self._watch(call, writer, landing)
@@ -149,6 +157,8 @@ class OutgoingPair:
             message = await call.read()
             if not isinstance(message, pb.PairDown):
                 raise PairLost("the prefill server ended the pair")
+            if message.WhichOneof("message") != "heartbeat":
+                raise PairLost("the prefill server sent something else than a heartbeat")
             return Beat(message.heartbeat.pulse, message.heartbeat.busy)
 
         async with asyncio.TaskGroup() as group:
@@ -157,15 +167,33 @@ class OutgoingPair:
             group.create_task(_run(self._land(self, landing)))
 
 
+async def _apart(work: Coroutine[object, object, None]) -> None:
+    """In a task of its own: a task group that fails while its task is cancelled tells of its failure alone, and the cancel is lost."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await ended(task)
+        if not task.cancelled():
+            task.exception()  # it is of no interest any more
+        raise
+    task.result()
+
+
 async def _run(work: Awaitable[None]) -> None:
     await work
 
 
-def _answer(message: object) -> pb.PairAnswer:
+def _answer(message: object, own: Party) -> pb.PairAnswer:
     if not isinstance(message, pb.PairDown):
         raise PairLost("the prefill server ended the pair before it answered")
     if message.WhichOneof("message") == "refused":
         raise PairRefused(message.refused.message)
+    if message.WhichOneof("message") != "answer":
+        raise PairRefused("prefill answered the hello with something else than an answer")
+    wrong = unfit(message.answer, own)
+    if wrong is not None:
+        raise PairRefused(wrong)
     return message.answer
 
 

@@ -41,6 +41,7 @@ class ServerReport:
     max_model_len: int
     pairs: Sequence[PairReport] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    transport: str = ""  # which carries the blocks, and how it was chosen
 
 
 def encode_report(report: ServerReport) -> pb.ServerStatus:
@@ -74,4 +75,5 @@ def encode_report(report: ServerReport) -> pb.ServerStatus:
         max_model_len=report.max_model_len,
         pairs=pairs,
         counters=dict(report.counters),
+        transport=report.transport,
     )

@@ -304,3 +304,79 @@ class Decode:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DoctorStub:
+    """Offered by `kvlease doctor --listen` alone.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SendBlocks = channel.unary_stream(
+                '/kvlease.v1.Doctor/SendBlocks',
+                request_serializer=kvlease_dot_v1_dot_kvlease__pb2.SendBlocksRequest.SerializeToString,
+                response_deserializer=kvlease_dot_v1_dot_kvlease__pb2.SendBlocksReply.FromString,
+                _registered_method=True)
+
+
+class DoctorServicer:
+    """Offered by `kvlease doctor --listen` alone.
+    """
+
+    def SendBlocks(self, request, context):
+        """The first reply has the transport's answer to the offer; blocks follow through the ring until the caller ends the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DoctorServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SendBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.SendBlocks,
+                    request_deserializer=kvlease_dot_v1_dot_kvlease__pb2.SendBlocksRequest.FromString,
+                    response_serializer=kvlease_dot_v1_dot_kvlease__pb2.SendBlocksReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kvlease.v1.Doctor', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kvlease.v1.Doctor', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Doctor:
+    """Offered by `kvlease doctor --listen` alone.
+    """
+
+    @staticmethod
+    def SendBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvlease.v1.Doctor/SendBlocks',
+            kvlease_dot_v1_dot_kvlease__pb2.SendBlocksRequest.SerializeToString,
+            kvlease_dot_v1_dot_kvlease__pb2.SendBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

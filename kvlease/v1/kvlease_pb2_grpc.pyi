@@ -114,3 +114,34 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kvlease_pb2.ServerStatus, _abc.Awaitable[_kvlease_pb2.ServerStatus]]: ...
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DoctorStub:
+    """Offered by `kvlease doctor --listen` alone."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DoctorAsyncStub: ...
+    SendBlocks: _grpc.UnaryStreamMultiCallable[_kvlease_pb2.SendBlocksRequest, _kvlease_pb2.SendBlocksReply]
+    """The first reply has the transport's answer to the offer; blocks follow through the ring until the caller ends the stream."""
+
+@_typing.type_check_only
+class DoctorAsyncStub(DoctorStub):
+    """Offered by `kvlease doctor --listen` alone."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SendBlocks: _aio.UnaryStreamMultiCallable[_kvlease_pb2.SendBlocksRequest, _kvlease_pb2.SendBlocksReply]  # type: ignore[assignment]
+    """The first reply has the transport's answer to the offer; blocks follow through the ring until the caller ends the stream."""
+
+class DoctorServicer(metaclass=_abc_1.ABCMeta):
+    """Offered by `kvlease doctor --listen` alone."""
+
+    @_abc_1.abstractmethod
+    def SendBlocks(
+        self,
+        request: _kvlease_pb2.SendBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_kvlease_pb2.SendBlocksReply], _abc.AsyncIterator[_kvlease_pb2.SendBlocksReply]]:
+        """The first reply has the transport's answer to the offer; blocks follow through the ring until the caller ends the stream."""
+
+def add_DoctorServicer_to_server(servicer: DoctorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -33,7 +33,8 @@ class Handler(BaseHTTPRequestHandler):
     """What `serve` asks a gateway."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"data": [{"id": "stub-model", "max_model_len": 1024}]}).encode()
+        models = [{"id": "stub-model", "max_model_len": 1024}]
+        body = json.dumps({"data": models, "pairs": [{"transport": "tcp"}]}).encode()
         is_let_in = HOW != "ask_for_k1" or self.path != "/v1/models" or self.headers["Authorization"] == "Bearer k1"
         self.send_response(200 if is_let_in else 401)
         self.send_header("Content-Length", str(len(body)))

@@ -12,8 +12,10 @@ from kvlease.cli.alone import port_of, run_alone
 from kvlease.cli.capacity import PoolSize, refuse_context_that_does_not_fit
 from kvlease.cli.configs import (
     ServerConfig,
+    decode_config,
     from_document,
     is_loopback,
+    prefill_config,
     read_api_keys,
     refuse_unusable,
     take_secret,
@@ -24,6 +26,7 @@ from kvlease.cli.limits import Limits
 from kvlease.cli.serve import make_plan
 from kvlease.cli.settings import Settings
 from prefill_server.config import PrefillConfig
+from tests.rdma.machine import has_rdma_device
 
 MODEL = Path("/models/stub")
 LIMITS = Limits()
@@ -64,9 +67,15 @@ def test_the_url_can_be_used_by_a_client(host: str, url: str) -> None:
     assert make_plan(Settings(host=host), MODEL, 1, (2, 3)).url == url
 
 
-def test_rdma_is_refused_until_there_is_one() -> None:
-    with pytest.raises(ConfigurationError, match="--transport rdma"):
+@pytest.mark.skipif(has_rdma_device(), reason="this machine has an RDMA device")
+def test_rdma_without_a_device_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigurationError, match=r"--transport rdma: .*kvlease doctor"):
         refuse_unusable(Settings(transport="rdma"))
+
+
+def test_a_malformed_device_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--rdma-device"):
+        refuse_unusable(Settings(transport="rdma", rdma_device="a:b"))
 
 
 POOLS = (PoolSize("--prefill-blocks", 43, 16), PoolSize("--decode-blocks", 128, 16))
@@ -146,6 +155,29 @@ def test_only_loopback_is_loopback() -> None:
 def test_a_lone_server_without_what_it_needs_is_refused(command: str, missing: str) -> None:
     with pytest.raises(ConfigurationError, match=missing):
         run_alone(command, Settings(), {})
+
+
+@pytest.mark.parametrize("command", ["prefill", "decode"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_engines_server_that_listens_everywhere_must_say_where_peers_reach_it(command: str, host: str) -> None:
+    settings = Settings(host=host, prefill_addresses=("a:1",), model="/no/such/folder")
+    with pytest.raises(ConfigurationError, match="--advertise"):
+        run_alone(command, settings, {"KVLEASE_SECRET": "x" * 16})
+    named = settings.model_copy(update={"advertise": "node-7", "host": "0.0.0.0"})
+    with pytest.raises(ConfigurationError, match="/no/such/folder"):
+        run_alone(command, named, {"KVLEASE_SECRET": "x" * 16})
+
+
+def test_a_gateway_may_listen_everywhere() -> None:
+    settings = Settings(host="0.0.0.0", prefill_addresses=("a:1",), decode_addresses=("b:1",), model="/no/such/folder")
+    with pytest.raises(ConfigurationError, match="/no/such/folder"):
+        run_alone("gateway", settings.model_copy(update={"port": 0}), {"KVLEASE_SECRET": "x" * 16})
+
+
+def test_the_name_for_peers_reaches_the_server() -> None:
+    settings = Settings(host="0.0.0.0", advertise="node-7")
+    assert prefill_config(settings, MODEL, "s", "0.0.0.0", 7).advertise == "node-7"
+    assert decode_config(settings, MODEL, "s", ("0.0.0.0", 7), ()).advertise == "node-7"
 
 
 def test_a_lone_servers_port_in_use_is_refused_before_its_model_is_looked_for() -> None:

@@ -90,6 +90,16 @@ def test_an_address_is_host_and_port(value: str) -> None:
     assert "is not an address" in refusal("decode", "--prefill-addresses", value)
 
 
+@pytest.mark.parametrize("value", ["0.0.0.0", "::", "node:1", "[::1]", "two words", "a/b"])
+def test_what_peers_are_told_must_be_a_host_that_they_can_connect_to(value: str) -> None:
+    assert refusal("prefill", "--advertise", value).startswith("--advertise: ")
+
+
+@pytest.mark.parametrize("value", ["", "node-7.cluster.local", "prefill-0", "10.0.0.7", "fd00::7"])
+def test_a_name_or_an_address_alone_may_be_told_to_peers(value: str) -> None:
+    assert from_process(["decode", "--advertise", value]).settings.advertise == value
+
+
 def test_addresses_are_separated_by_commas_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ("10.0.0.1:1", "[::1]:2")
     text = "10.0.0.1:1, [::1]:2"

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -23,18 +24,20 @@ DECODE = {
     "blocks": BLOCKS,
     "num_queued": 2,
     "num_running": 3,
+    "transport": "tcp, as asked",
     "pairs": [PAIR, {**PAIR, "peer": "127.0.0.1:9003", "state": "refused", "detail": "other model"}],
 }
 DOCUMENT = {"servers": [{"role": "prefill", "address": "127.0.0.1:9001", "blocks": BLOCKS}, DECODE]}
 
 
 @contextmanager
-def gateway(status: int, body: bytes) -> Iterator[str]:
-    """A gateway with one answer to GET /status; yields its URL."""
+def gateway(status: int, body: bytes, path: str = "/status", api_key: str = "") -> Iterator[str]:
+    """A gateway with one answer to GET `path`, for who has the key if there is one; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/status" else 404)
+            is_let_in = not api_key or self.headers["Authorization"] == f"Bearer {api_key}"
+            self.send_response((status if self.path == path else 404) if is_let_in else 401)
             self.end_headers()
             self.wfile.write(body)
 
@@ -55,9 +58,9 @@ def gateway(status: int, body: bytes) -> Iterator[str]:
 def test_the_table_shows_each_server_with_its_blocks_and_pairs() -> None:
     heading, prefill, decode = render_table(DOCUMENT).splitlines()
     assert heading.split()[:3] == ["ROLE", "ADDRESS", "INCARNATION"]
-    assert prefill.split() == ["prefill", "127.0.0.1:9001", "-", "-", "-", "90", "5", "1", "4", "100", "-"]
+    assert prefill.split() == ["prefill", "127.0.0.1:9001", "-", "-", "-", "90", "5", "1", "4", "100", "-", "-"]
     assert decode.split()[:10] == ["decode", "127.0.0.1:9002", "01234567", "2", "3", "90", "5", "1", "4", "100"]
-    assert decode.endswith("tcp 127.0.0.1:9001 paired, tcp 127.0.0.1:9003 refused (other model)")
+    assert decode.endswith("tcp 127.0.0.1:9001 paired, tcp 127.0.0.1:9003 refused (other model)  tcp, as asked")
     assert heading.index("PAIRS") == decode.index("tcp 127.0.0.1:9001")
 
 
@@ -74,6 +77,18 @@ def test_json_is_the_answer_as_it_is(capsys: pytest.CaptureFixture[str]) -> None
     with gateway(200, json.dumps(DOCUMENT).encode()) as url:
         assert main(["status", "--json", "--url", url]) == 0
     assert json.loads(capsys.readouterr().out) == DOCUMENT
+
+
+def test_a_gateway_that_asks_for_a_key_gets_the_first_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 acme\nk2 globex\n")
+    with gateway(200, json.dumps(DOCUMENT).encode(), api_key="k1") as url:
+        assert main(["status", "--url", url, "--api-keys-file", str(keys)]) == 0
+        assert "ROLE" in capsys.readouterr().out
+        assert main(["status", "--url", url]) == 1
+        assert "--api-keys-file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("status", "body"), [(503, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b"\xff")])

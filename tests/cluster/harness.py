@@ -14,20 +14,20 @@ import numpy as np
 from decode_server.app import RunningDecode
 from decode_server.app import serving as serving_decode
 from decode_server.config import DecodeConfig
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
 from kvlease.handoff.messages import (
     Finished,
     GenerationEvent,
     GenerationRequest,
     RequestId,
-    SamplingParams,
     TenantId,
     TokensGenerated,
 )
 from kvlease.handoff.wire import decode_event, encode_request
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.limits import Limits
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1.kvlease_pb2_grpc import DecodeStub
 from prefill_server.app import RunningPrefill
 from prefill_server.app import serving as serving_prefill
@@ -54,13 +54,13 @@ def request_of(prompt: Sequence[int], max_tokens: int = 8, **other: object) -> G
         "end_token_ids": frozenset(),
         "remaining_s": 30.0,
         "tenant": TenantId("tests"),
+        "sampling": SamplingParams(),
         **other,
     }
     return GenerationRequest(
         request_id=RequestId(f"r{next(_ids)}"),
         prompt_token_ids=tuple(prompt),
         max_tokens=max_tokens,
-        sampling=SamplingParams(),
         prefill_candidates=(),
         **fields,  # type: ignore[arg-type]
     )
@@ -88,10 +88,9 @@ class Oracle:
         tokens, fresh = list(prompt), prompt
         for _ in range(max_tokens):
             context = runner.ledger.readable(sequence_id, table, len(tokens) - len(fresh))
-            (token,) = runner.run([SequenceStep(context, fresh, SamplingSpec())])
-            assert token is not None
-            tokens.append(token)
-            fresh = (token,)
+            ((drawn,),) = runner.run([SequenceStep(context, fresh, (Draw(SamplingParams()),))])
+            tokens.append(drawn.token_id)
+            fresh = (drawn.token_id,)
         return tuple(tokens[len(prompt) :])
 
 
@@ -142,6 +141,7 @@ class Shape:
     decode_block_size: int = 16
     chunk_tokens: int = 512
     max_queue: int = 1024
+    advertise: str = ""
     wrap_prefill: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode_runner: Callable[[ModelRunner], ModelRunner] = field(default=lambda runner: runner)
@@ -155,9 +155,14 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
     prefill_runner = load(folder, shape.prefill_blocks, shape.prefill_block_size)
     decode_runner = shape.wrap_decode_runner(load(folder, shape.decode_blocks, shape.decode_block_size))
     prefill_config = PrefillConfig(
-        folder, SECRET, block_size=shape.prefill_block_size, chunk_tokens=shape.chunk_tokens, max_queue=shape.max_queue
+        folder,
+        SECRET,
+        advertise=shape.advertise,
+        block_size=shape.prefill_block_size,
+        chunk_tokens=shape.chunk_tokens,
+        max_queue=shape.max_queue,
     )
-    sending, receiving = TcpTransport(SECRET), TcpTransport(SECRET)
+    sending, receiving = TcpTransport(SECRET, advertise=shape.advertise), TcpTransport(SECRET)
     try:
         async with (
             serving_prefill(prefill_config, prefill_runner, shape.wrap_prefill(sending)) as prefill,
@@ -167,6 +172,7 @@ async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Clu
                 folder,
                 SECRET,
                 (prefill_address,),
+                advertise=shape.advertise,
                 block_size=shape.decode_block_size,
                 max_queue=shape.max_queue,
             )

@@ -118,8 +118,8 @@ def huge_block(hello: pb.PairHello) -> None:
         (protocol, ("99", str(PROTOCOL_VERSION), "release")),
         (seal, ("98", str(SEAL_VERSION), "release")),
         (transport, ("pigeon", "tcp", "--transport")),
-        (no_block, ("blocks of 0 tokens",)),
-        (huge_block, ("blocks of 4294967295 tokens",)),
+        (no_block, ("blocks of 0 tokens", "1 to 2048")),
+        (huge_block, ("blocks of 4294967295 tokens", "1 to 2048")),
     ],
 )
 def test_a_hello_that_does_not_fit_is_refused_and_leaves_nothing(

@@ -63,10 +63,10 @@ def run_attempt(last: AttemptDown | PairLost) -> tuple[AttemptEnd, KVMemory]:
         stream, thread = EndingStream(last), WorkThread("landing")
         kv = KVMemory(BlockPool(8), SlotLedger(8, 4), KVStorage(attention_layout(1, 1, 1, "float32"), 8, 4))
         memory = DecodeMemory(kv, 8)
-        pair: Any = SimpleNamespace(open_attempt=lambda: stream, standing=set())
+        pair: Any = SimpleNamespace(open_attempt=lambda: stream, standing=set(), progress=0)
         peer = Peer(pair, Dock(memory, thread, Counter()))
         try:
-            end = await AttemptRun(proposal(), peer, memory, thread).run()
+            end = await AttemptRun(proposal(), peer, memory, thread, vocab_size=1000).run()
         finally:
             thread.close()
         return end, kv

@@ -18,7 +18,7 @@ def step_of(ledger: SlotLedger, sequence_id: int, table: tuple[int, ...], old: i
     if old:
         blocks, slots = ledger.locate(table, 0, old)
         ledger.record_computed(sequence_id, blocks, slots, np.arange(old))
-    return SequenceStep(ledger.readable(sequence_id, table, old), tuple(range(new)), None)
+    return SequenceStep(ledger.readable(sequence_id, table, old), tuple(range(new)))
 
 
 def packed(block_size: int, *parts: tuple[tuple[int, ...], int, int]) -> PackedBatch:

@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.errors import EngineFailed, LogitsNotFinite
 from kvlease.engine.runner import ModelRunner
 from kvlease.kvcache.errors import UnprovenSlot
-from tests.engine.texts import CLOSE, FAMILIES, GREEDY, Text, prompt, reference, run_together, spied
+from kvlease.sampling.params import SamplingParams
+from tests.engine.texts import CLOSE, FAMILIES, GREEDY, Text, prompt, reference, run_together, spied, the_token
 
 MakeRunner = Callable[..., ModelRunner]
 FolderOf = Callable[[str], Path]
@@ -87,8 +88,8 @@ def test_a_step_that_wants_no_token_gets_none_and_leaves_the_others_theirs(make_
     quiet, loud = Text(runner, (0, 1)), Text(runner, (2, 3))
     steps = [quiet.step(prompt(9, 1), None), loud.step(prompt(8, 2))]
     tokens = runner.run(steps)
-    assert tokens[0] is None
-    assert tokens[1] == Text(runner, (5,)).run(prompt(8, 2))
+    assert tokens[0] == ()
+    assert the_token(tokens[1]) == Text(runner, (5,)).run(prompt(8, 2))
     assert spy.logits.shape[0] == 1
 
 
@@ -99,7 +100,7 @@ def test_a_pass_in_which_nobody_wants_a_token_makes_no_logits(make_runner: MakeR
 
 
 def test_sampled_text_is_the_same_in_every_chunk_size_and_company(make_runner: MakeRunner) -> None:
-    spec = SamplingSpec(temperature=0.8, top_p=0.95, top_k=40, seed=12)
+    spec = Draw(SamplingParams(temperature=0.8, top_p=0.95, top_k=40, seed=12))
     tokens = set()
     for chunk in (3, 40):
         text = Text(make_runner(), SHUFFLED)
@@ -201,7 +202,7 @@ def test_a_step_without_finite_logits_ends_alone_and_stays_unproven(make_runner:
     with pytest.raises(LogitsNotFinite) as caught:
         runner.run([text.step(prompt(6, i)) for i, text in enumerate(texts)])
     assert caught.value.failed == (1,)
-    assert caught.value.token_ids == (wanted[0], None, wanted[2])
+    assert (caught.value.drawn[0], caught.value.drawn[2]) == (wanted[0], wanted[2])
     for text in (texts[0], texts[2]):
         runner.ledger.computed(text.sequence_id, text.table, 6)
     with pytest.raises(UnprovenSlot):
@@ -250,7 +251,7 @@ def test_two_steps_that_would_write_one_slot_are_refused(make_runner: MakeRunner
 
 def test_a_context_without_a_proof_is_refused(make_runner: MakeRunner) -> None:
     runner = make_runner()
-    step = SequenceStep(cast("Any", (1, (0,), 0)), (5,), GREEDY)
+    step = SequenceStep(cast("Any", (1, (0,), 0)), (5,), (GREEDY,))
     with pytest.raises(AssertionError, match="must be proven"):
         runner.run([step])
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlease.engine.batch import SamplingSpec
-from kvlease.engine.errors import LogitsNotFinite
-from kvlease.engine.sampling import _pick, draw, sample, uniform
+from kvlease.engine.batch import Draw
+from kvlease.engine.sampling import _pick, draw, uniform
+from kvlease.sampling.params import SamplingParams
 
 VOCABULARY = 50
 #: Computed once; another number would change every sampled text of every cluster.
@@ -26,12 +26,18 @@ def logits_of(seed: int, rows: int = 1, vocabulary: int = VOCABULARY) -> torch.T
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def drawn(row: torch.Tensor, spec: SamplingSpec, count: int) -> Counter[int]:
+def sample(logits: torch.Tensor, specs: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """Where every row has a token."""
+    drawn = draw(logits, [Draw(spec) for spec in specs], positions)
+    return [token.token_id for token in drawn if token is not None]
+
+
+def drawn(row: torch.Tensor, spec: SamplingParams, count: int) -> Counter[int]:
     return Counter(sample(row.expand(count, -1), [spec] * count, range(count)))
 
 
 specs = st.builds(
-    SamplingSpec,
+    SamplingParams,
     temperature=st.one_of(st.just(0.0), st.floats(1e-320, 1e-3), st.floats(0.1, 5.0)),
     top_p=st.one_of(st.just(1.0), st.floats(1e-9, 1.0)),
     top_k=st.integers(0, 2 * VOCABULARY),
@@ -41,7 +47,7 @@ specs = st.builds(
 
 def test_temperature_zero_is_the_best_token() -> None:
     logits = logits_of(1, rows=5)
-    assert sample(logits, [SamplingSpec(seed=9)] * 5, range(5)) == logits.argmax(-1).tolist()
+    assert sample(logits, [SamplingParams(seed=9)] * 5, range(5)) == logits.argmax(-1).tolist()
 
 
 def test_the_uniform_number_is_fixed_for_all_time() -> None:
@@ -59,45 +65,45 @@ def test_uniform_numbers_are_uniform_over_seeds_and_positions() -> None:
 def test_plain_sampling_follows_the_softmax() -> None:
     row = logits_of(2, vocabulary=8)
     count = 4000
-    found = drawn(row, SamplingSpec(temperature=2.0), count)
+    found = drawn(row, SamplingParams(temperature=2.0), count)
     wanted = torch.softmax(row[0].double() / 2.0, -1).tolist()
     assert sum((found[i] - count * p) ** 2 / (count * p) for i, p in enumerate(wanted)) < 24.3  # seven degrees
 
 
 def test_top_k_draws_from_the_best_k_alone_and_from_all_of_them() -> None:
     row = logits_of(3)
-    assert set(drawn(row, SamplingSpec(temperature=5.0, top_k=4), 400)) == set(row[0].topk(4).indices.tolist())
+    assert set(drawn(row, SamplingParams(temperature=5.0, top_k=4), 400)) == set(row[0].topk(4).indices.tolist())
 
 
 def test_equal_logits_at_the_edge_of_top_k_favour_the_lower_id() -> None:
     # Two values over two hundred ids: long enough that a sort which does not keep the order of equals shows.
     row = (torch.arange(200) % 2).float()[None]
     wanted = {*range(1, 200, 2), *range(0, 20, 2)}
-    assert set(drawn(row, SamplingSpec(temperature=5.0, top_k=110), 3000)) == wanted
+    assert set(drawn(row, SamplingParams(temperature=5.0, top_k=110), 3000)) == wanted
 
 
 def test_top_p_draws_from_the_fewest_tokens_that_hold_it() -> None:
     row = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
-    assert set(drawn(row, SamplingSpec(temperature=1.0, top_p=0.75), 300)) == {0, 1}
-    assert set(drawn(row, SamplingSpec(temperature=1.0, top_p=0.751), 300)) == {0, 1, 2}
+    assert set(drawn(row, SamplingParams(temperature=1.0, top_p=0.75), 300)) == {0, 1}
+    assert set(drawn(row, SamplingParams(temperature=1.0, top_p=0.751), 300)) == {0, 1, 2}
 
 
 def test_top_p_counts_what_top_k_has_left() -> None:
     row = torch.tensor([[0.4, 0.2, 0.2, 0.2]]).log()
     # Of the two best alone, 0.66 of the weight is the first one.
-    assert set(drawn(row, SamplingSpec(temperature=1.0, top_k=2, top_p=0.6), 200)) == {0}
+    assert set(drawn(row, SamplingParams(temperature=1.0, top_k=2, top_p=0.6), 200)) == {0}
 
 
 def test_a_nucleus_wider_than_the_first_guess_is_found_whole() -> None:
     row = torch.zeros(1, 4096)
-    found = drawn(row, SamplingSpec(temperature=1.0, top_p=0.75), 3000)
+    found = drawn(row, SamplingParams(temperature=1.0, top_p=0.75), 3000)
     assert max(found) in range(3000, 3072)
 
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 1000), spec=specs, position=st.integers(0, 10**6), others=st.lists(specs, max_size=4))
 def test_a_row_draws_the_same_token_in_any_company(
-    seed: int, spec: SamplingSpec, position: int, others: Sequence[SamplingSpec]
+    seed: int, spec: SamplingParams, position: int, others: Sequence[SamplingParams]
 ) -> None:
     logits = logits_of(seed, rows=len(others) + 1)
     alone = sample(logits[-1:], [spec], [position])
@@ -106,7 +112,7 @@ def test_a_row_draws_the_same_token_in_any_company(
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 1000), spec=specs, position=st.integers(0, 10**6))
-def test_a_token_is_always_one_of_the_vocabulary_with_weight(seed: int, spec: SamplingSpec, position: int) -> None:
+def test_a_token_is_always_one_of_the_vocabulary_with_weight(seed: int, spec: SamplingParams, position: int) -> None:
     logits = logits_of(seed) * 100
     (token,) = sample(logits, [spec], [position])
     assert 0 <= token < VOCABULARY
@@ -122,21 +128,20 @@ def test_a_token_without_weight_is_not_drawn_by_the_lowest_chance_nor_by_the_hig
 
 def test_seed_and_position_change_the_token() -> None:
     row = torch.zeros(1, 4096)
-    spec = SamplingSpec(temperature=1.0, seed=1)
-    tokens = {sample(row, [s], [p])[0] for s, p in ((spec, 0), (spec, 1), (SamplingSpec(1.0, seed=2), 0))}
+    spec = SamplingParams(temperature=1.0, seed=1)
+    tokens = {sample(row, [s], [p])[0] for s, p in ((spec, 0), (spec, 1), (SamplingParams(1.0, seed=2), 0))}
     assert len(tokens) == 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("spec", [SamplingSpec(), SamplingSpec(temperature=1.0), SamplingSpec(1.0, top_k=3)])
-def test_logits_that_are_not_finite_give_no_token_and_name_their_row(bad: float, spec: SamplingSpec) -> None:
+@pytest.mark.parametrize("spec", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(1.0, top_k=3)])
+def test_logits_that_are_not_finite_give_no_token(bad: float, spec: SamplingParams) -> None:
     logits = logits_of(4, rows=3)
     logits[1, 17] = bad
-    with pytest.raises(LogitsNotFinite) as caught:
-        sample(logits, [spec] * 3, range(3))
-    assert caught.value.failed == (1,)
-    healthy = sample(logits[[0, 2]], [spec] * 2, (0, 2))
-    assert caught.value.token_ids == (healthy[0], None, healthy[1])
+    drawn = draw(logits, [Draw(spec)] * 3, range(3))
+    healthy = draw(logits[[0, 2]], [Draw(spec)] * 2, (0, 2))
+    assert None not in healthy
+    assert drawn == [healthy[0], None, healthy[1]]
 
 
 def test_no_rows_give_no_tokens() -> None:
@@ -145,14 +150,31 @@ def test_no_rows_give_no_tokens() -> None:
 
 def test_bfloat16_logits_are_drawn_from_as_they_are() -> None:
     row = logits_of(5).bfloat16()
-    spec = SamplingSpec(temperature=1.0)
+    spec = SamplingParams(temperature=1.0)
     assert sample(row, [spec], [3]) == sample(row.float(), [spec], [3])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", math.nan), ("temperature", -0.1), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1), ("seed", 2**64)],
-)
-def test_parameters_that_no_sampler_could_use_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=name):
-        SamplingSpec(**{name: value})  # type: ignore[arg-type]
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=2.0, seed=5)])
+def test_a_banned_token_is_never_drawn_and_the_next_best_one_is(params: SamplingParams) -> None:
+    logits = logits_of(6, rows=2)
+    best, second = logits[0].topk(2).indices.tolist()
+    tokens = {draw(logits, [Draw(params, frozenset({best})), Draw(params)], (i, i))[0] for i in range(200)}
+    found = {token.token_id for token in tokens if token is not None}
+    assert best not in found
+    assert second in found
+
+
+def test_a_ban_touches_no_other_row_and_not_the_logits() -> None:
+    logits = logits_of(7, rows=2)
+    kept = logits.clone()
+    best = logits.argmax(-1).tolist()
+    drawn = draw(logits, [Draw(SamplingParams(), frozenset(best)), Draw(SamplingParams())], (0, 0))
+    assert drawn[1] == draw(logits, [Draw(SamplingParams())] * 2, (0, 0))[1]
+    assert torch.equal(logits, kept)
+
+
+def test_an_end_token_beyond_the_logits_bans_nothing_and_a_ban_on_everything_gives_no_token() -> None:
+    row = logits_of(8)
+    [free] = draw(row, [Draw(SamplingParams())], (0,))
+    assert draw(row, [Draw(SamplingParams(), frozenset({VOCABULARY, 10**6}))], (0,)) == [free]
+    assert draw(row, [Draw(SamplingParams(temperature=1.0), frozenset(range(VOCABULARY)))], (0,)) == [None]

@@ -15,12 +15,14 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from kvlease.engine.attention import AttentionStep
-from kvlease.engine.batch import SamplingSpec, SequenceStep
+from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.loading import CausalModel, CausalOutput
 from kvlease.engine.runner import ModelRunner
+from kvlease.sampling.params import SamplingParams
+from kvlease.sampling.tokens import DrawnToken
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mixtral")
-GREEDY = SamplingSpec()
+GREEDY = Draw(SamplingParams())
 #: Of float32 logits of size ten, over two layers: a thousand times what rounding makes of them in any order of sums.
 CLOSE = 1e-3
 
@@ -43,17 +45,17 @@ class Text:
         self.num_tokens = 0
         runner.ledger.clear(self.table)
 
-    def step(self, token_ids: Sequence[int], sampling: SamplingSpec | None = GREEDY) -> SequenceStep:
+    def step(self, token_ids: Sequence[int], sampling: Draw | None = GREEDY) -> SequenceStep:
         """The next step, to be followed by `grew`."""
         context = self.runner.ledger.readable(self.sequence_id, self.table, self.num_tokens)
-        return SequenceStep(context, tuple(token_ids), sampling)
+        return SequenceStep(context, tuple(token_ids), () if sampling is None else (sampling,))
 
-    def run(self, token_ids: Sequence[int], sampling: SamplingSpec | None = GREEDY) -> int | None:
+    def run(self, token_ids: Sequence[int], sampling: Draw | None = GREEDY) -> int | None:
         """A pass of its own."""
         (token,) = run_together(((self, token_ids),), sampling)
         return token
 
-    def prefill(self, token_ids: Sequence[int], chunk: int, sampling: SamplingSpec = GREEDY) -> int:
+    def prefill(self, token_ids: Sequence[int], chunk: int, sampling: Draw = GREEDY) -> int:
         """All of a prompt, `chunk` tokens a pass; the first token of the answer."""
         token = None
         for first in range(0, len(token_ids), chunk):
@@ -76,14 +78,18 @@ class Text:
         return bytes(self.runner.storage.read_canonical(self.table, 0, self.num_tokens))
 
 
-def run_together(
-    parts: Sequence[tuple[Text, Sequence[int]]], sampling: SamplingSpec | None = GREEDY
-) -> tuple[int | None, ...]:
+def run_together(parts: Sequence[tuple[Text, Sequence[int]]], sampling: Draw | None = GREEDY) -> tuple[int | None, ...]:
     """One pass over all of them."""
-    tokens = parts[0][0].runner.run([text.step(token_ids, sampling) for text, token_ids in parts])
+    results = parts[0][0].runner.run([text.step(token_ids, sampling) for text, token_ids in parts])
     for text, token_ids in parts:
         text.num_tokens += len(token_ids)
-    return tokens
+    return tuple(the_token(drawn) for drawn in results)
+
+
+def the_token(drawn: tuple[DrawnToken, ...]) -> int | None:
+    """The one that a step drew."""
+    assert len(drawn) <= 1
+    return drawn[0].token_id if drawn else None
 
 
 class SpiedModel:

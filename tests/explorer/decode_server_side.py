@@ -15,6 +15,7 @@ from kvlease.handoff.decode_attempt import (
     Conclude,
     DecodeAttempt,
     Ended,
+    FirstToken,
     OpenLease,
     RoomReserved,
     SendUp,
@@ -24,11 +25,11 @@ from kvlease.handoff.limits import Limits
 from kvlease.handoff.messages import (
     Aborted,
     AbortReason,
+    ChoiceFinished,
     Complete,
     Finished,
     Rejected,
     RejectReason,
-    TokensGenerated,
 )
 from kvlease.handoff.verdicts import DecodeFacts, aborted, judge_request, rejected
 from kvlease.kvcache.sizing import blocks_for
@@ -68,14 +69,15 @@ class DecodeServer(DecodeObjects):
             self._end(index, last)
             return
         spec, epoch = self.scenario.specs[index], self._pair_epoch
-        attempt = DecodeAttempt(spec.num_tokens, blocks_for(spec.num_tokens, BLOCK_SIZE))
+        first = FirstToken(VOCABULARY, spec.max_tokens, request_value(index, spec).end_token_ids)
+        attempt = DecodeAttempt(spec.num_tokens, blocks_for(spec.num_tokens, BLOCK_SIZE), first_token=first)
         self.requests[index] = RequestState("attempt", number, epoch, attempt)
         self.effects.append(("up", (index, number), proposal_value(index, spec, number, epoch)))
 
     def leave(self, index: int) -> None:
         """The client's cancel, or decode's deadline: the request's task is cancelled wherever it stands."""
         if self.requests[index].stage == "attempt":
-            self._withdraw(index, keep_room=False)
+            self._withdraw(index, keep_rooms=False)
         else:
             self.text_ends(index)
         self._end(index, GONE)
@@ -120,12 +122,13 @@ class DecodeServer(DecodeObjects):
 
     def _conclude(self, index: int, outcome: Any) -> None:
         room, number = self.requests[index].room, self.requests[index].attempt_number
-        self._withdraw(index, keep_room=isinstance(outcome, Committed))
+        self._withdraw(index, keep_rooms=isinstance(outcome, Committed))
         match outcome:
-            case Committed(first_token_id):
+            case Committed():
                 assert room is not None
                 self._update(index, stage="running", attempt=None, lease=None)
-                self.text_begins(index, room, first_token_id)
+                (first,) = outcome.first_tokens
+                self.text_begins(index, room, first)
             case Complete(_, reason):
                 self._end(index, Finished(reason, self.scenario.specs[index].num_tokens, 1))
             case Rejected() | Aborted():
@@ -134,11 +137,11 @@ class DecodeServer(DecodeObjects):
                 else:
                     self._end(index, outcome)
 
-    def _withdraw(self, index: int, *, keep_room: bool) -> None:
+    def _withdraw(self, index: int, *, keep_rooms: bool) -> None:
         request = self.requests[index]
         key = (index, request.attempt_number)
-        self.holding(index).give_back(keep_room=keep_room)
-        self._update(index, lease=None, room=request.room if keep_room else None)
+        self.holding(index).give_back(keep_rooms=keep_rooms)
+        self._update(index, lease=None, room=request.room if keep_rooms else None)
         self.withdraw_ticket(key)
         self.effects.append(("cancel", key))
 
@@ -146,8 +149,8 @@ class DecodeServer(DecodeObjects):
         key, epoch, room = self.scrubs[number]
         self.scrubs = self.scrubs[:number] + self.scrubs[number + 1 :]
         holding = self.holding_of(key, epoch)
-        holding.scrub(room)
-        holding.scrubbed(room)
+        holding.scrub((room,))
+        holding.scrubbed((room,))
         self._happen(key, RoomReserved(grant_value(*key, epoch), room.holder))
         self._listen()
 
@@ -162,19 +165,22 @@ class DecodeServer(DecodeObjects):
 
     def _publish(self, index: int) -> None:
         heard = self.heard(index)
-        token_ids, is_over = self.tokens(index)
-        self._update(index, token_ids=token_ids, is_over=is_over)
+        generated, is_over = self.tokens(index)
+        self._update(index, generated=generated, is_over=is_over)
         for event in heard:
-            if not isinstance(event, TokensGenerated):
-                self.text_ends(index)
-                if isinstance(event, Finished):
-                    self._judge_text(index, token_ids)
-                self._end(index, event)
+            match event:
+                case Aborted():
+                    self.text_ends(index)
+                    self._end(index, event)
+                case ChoiceFinished(_, reason, num_generated):
+                    self.text_ends(index)
+                    self._judge_text(index, generated)
+                    self._end(index, Finished(reason, self.scenario.specs[index].num_tokens, num_generated))
 
-    def _judge_text(self, index: int, token_ids: tuple[int, ...]) -> None:
+    def _judge_text(self, index: int, generated: tuple[int, ...]) -> None:
         first = self.scenario.specs[index].num_tokens
-        right = tuple(token_at(index, position) for position in range(first, len(token_ids)))
-        require(token_ids[first:] == right, "P7", f"request {index} has the text {token_ids}")
+        right = tuple(token_at(index, first + number) for number in range(len(generated)))
+        require(generated == right, "P7", f"request {index} has the text {generated}")
 
     # -- the landing, as the dock's loop does it
 

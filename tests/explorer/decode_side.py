@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -9,17 +10,18 @@ from typing import Any, cast
 
 from decode_server.holding import AttemptHolding
 from decode_server.landing import Berth, Dock, Docking
-from decode_server.memory import DecodeMemory
+from decode_server.memory import DecodeMemory, Rooms
 from decode_server.room import _Ticket
-from decode_server.sequences import RunningBatch, Sequence
+from decode_server.sequences import RunningBatch, Sequence, SequenceEvent
 from decode_server.worker import begin_step, publish_step, unpin_step
 from kvlease.engine.batch import SequenceStep
 from kvlease.engine.isolation import run_isolated
 from kvlease.handoff.decode_attempt import DecodeAttempt
 from kvlease.handoff.lease_book import Lease, LeaseBook
-from kvlease.handoff.messages import GenerationEvent, LeaseId
+from kvlease.handoff.messages import LeaseId
 from kvlease.kvcache.memory import KVMemory, Room
 from kvlease.kvcache.pool import BlockPool
+from kvlease.sampling.tokens import DrawnToken
 from tests.explorer.ghost import REMAINS, GhostLedger, GhostRunner, GhostStorage, holder_of, plain, request_of
 from tests.explorer.net import Key
 from tests.explorer.requests import Scenario, proposal_value, request_value
@@ -36,7 +38,7 @@ class RequestState:
     attempt: DecodeAttempt | None = None
     room: Room | None = None
     lease: Lease | None = None
-    token_ids: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
     is_over: bool = False
     end: object = None
 
@@ -107,9 +109,7 @@ class DecodeObjects:
         self.scrubs: tuple[tuple[Key, int, Room], ...] = ()
         self.step: tuple[tuple[int, Room, SequenceStep], ...] = ()
         self._holdings: dict[tuple[int, int, int], AttemptHolding] = {}
-        self._sequences = [
-            Sequence(request_value(i, spec), cast("Any", None), []) for i, spec in enumerate(scenario.specs)
-        ]
+        self._sequences = [self._sequence(index, cast("Any", None)) for index in range(len(scenario.specs))]
         self._inboxes: dict[Key, NamedInbox] = {}
         fresh = BlockPool(num_blocks)
         remains = REMAINS * (len(self.storage.save()) // len(REMAINS))
@@ -135,7 +135,7 @@ class DecodeObjects:
         queue._tickets = [_Ticket(i + 1, blocks, passed) for i, (_, blocks, passed) in enumerate(state.tickets)]
         queue._next_number = len(state.tickets)
         self.tickets = {i + 1: (key, blocks) for i, (key, blocks, _) in enumerate(state.tickets)}
-        self.memory._waiting = {number: (blocks, self._taker(key)) for number, (key, blocks) in self.tickets.items()}
+        self.memory._waiting = {number: ((blocks,), self._taker(key)) for number, (key, blocks) in self.tickets.items()}
         self.dock._book = LeaseBook()
         for lease in state.book:
             self.dock._book._leases[lease.grant.lease_id] = lease
@@ -143,7 +143,7 @@ class DecodeObjects:
         self.landing, self.scrubs, self.step = state.landing, state.scrubs, state.step
         for index, request in enumerate(state.requests):
             sequence = self._sequences[index]
-            sequence.room, sequence.token_ids = cast("Room", request.room), list(request.token_ids)
+            sequence.room, sequence.generated = cast("Room", request.room), list(request.generated)
             sequence.is_over = request.is_over
         self.batch._sequences = [self._sequences[index] for index in state.batch]
 
@@ -176,7 +176,7 @@ class DecodeObjects:
         """What the request's attempt holds, as the state has it."""
         request = self.requests[index]
         holding = self.holding_of((index, request.attempt_number), request.epoch)
-        holding.room, holding.lease = request.room, request.lease
+        holding.rooms, holding.lease = (request.room,) if request.room else (), request.lease
         return holding
 
     def holding_of(self, key: Key, epoch: int) -> AttemptHolding:
@@ -191,16 +191,16 @@ class DecodeObjects:
         return self._inboxes.setdefault(key, NamedInbox(key, self.news))
 
     def ask_room(self, key: Key) -> None:
-        num_blocks = self.holding(key[0]).num_blocks
-        self.tickets[self.memory._queue._next_number + 1] = (key, num_blocks)
-        self.memory.ask(num_blocks, self._taker(key))
+        sizes = self.holding(key[0]).sizes
+        self.tickets[self.memory._queue._next_number + 1] = (key, sum(sizes))
+        self.memory.ask(sizes, self._taker(key))
 
-    def _taker(self, key: Key) -> Callable[[Room], None]:
-        return lambda room: self.room_came(key, room)
+    def _taker(self, key: Key) -> Callable[[Rooms], None]:
+        return lambda rooms: self.room_came(key, *rooms)
 
     def room_came(self, key: Key, room: Room) -> None:
         self.effects.append(("touched", key, "held at decode"))
-        self.holding(key[0]).take(room)
+        self.holding(key[0]).take((room,))
         self.requests[key[0]] = replace(self.requests[key[0]], room=room)
         self.scrubs = (*self.scrubs, (key, self.requests[key[0]].epoch, room))
 
@@ -212,14 +212,14 @@ class DecodeObjects:
                 if number not in self.memory._waiting:
                     self.tickets.pop(number, None)
 
-    def text_begins(self, index: int, room: Room, first_token_id: int) -> None:
+    def text_begins(self, index: int, room: Room, drawn: DrawnToken) -> None:
         """The prompt has arrived: as the service does it."""
         request = request_value(index, self.scenario.specs[index])
         sequence = self._sequences[index]
-        sequence.room, sequence.token_ids, sequence.is_over = room, list(request.prompt_token_ids), False
+        sequence.room, sequence.generated, sequence.is_over = room, [], False
         num_prompt_blocks = -(-len(request.prompt_token_ids) // self.kv.block_size)
         self.kv.pool.publish(room.holder, room.handles[:num_prompt_blocks])
-        if not sequence.take(first_token_id):
+        if not sequence.take(drawn):
             self.batch.join(sequence)
 
     def text_ends(self, index: int) -> None:
@@ -229,7 +229,7 @@ class DecodeObjects:
         self.batch.leave(sequence)
         self.kv.free(sequence.room)
 
-    def heard(self, index: int) -> list[GenerationEvent]:
+    def heard(self, index: int) -> list[SequenceEvent]:
         events, heard = self._sequences[index].events, []
         while not events.empty():
             heard.append(events.get_nowait())
@@ -237,7 +237,7 @@ class DecodeObjects:
 
     def tokens(self, index: int) -> tuple[tuple[int, ...], bool]:
         sequence = self._sequences[index]
-        return tuple(sequence.token_ids), sequence.is_over
+        return tuple(sequence.generated), sequence.is_over
 
     def step_begins(self) -> None:
         taken = begin_step(self.batch, self.kv)
@@ -255,7 +255,13 @@ class DecodeObjects:
         sequence = self._sequences[index]
         if sequence.room == room:
             return sequence
-        return Sequence(sequence.request, room, [], is_over=True)
+        ended = self._sequence(index, room)
+        ended.is_over = True
+        return ended
+
+    def _sequence(self, index: int, room: Room) -> Sequence:
+        (sequence,) = Sequence.begin(request_value(index, self.scenario.specs[index]), (room,), asyncio.Queue())
+        return sequence
 
     def rooms(self) -> list[tuple[int, Room]]:
         return [(i, r.room) for i, r in enumerate(self.requests) if r.room is not None]

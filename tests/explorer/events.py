@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvlease.handoff.decode_attempt import Ended
+from kvlease.handoff.decode_attempt import DecodeAttempt, Ended
 from kvlease.handoff.messages import AbortReason
 from kvlease.handoff.prefill_attempt import EndedHere
 from kvlease.handoff.tables import DecodeState
@@ -114,6 +114,11 @@ def faults(state: State, kinds: frozenset[str]) -> Iterator[Event]:
             yield event
 
 
+def _owes(attempt: DecodeAttempt) -> bool:
+    """Whether decode waits for a verdict or blocks, so that standing still would end it."""
+    return attempt.lease is not None or attempt.state is DecodeState.PROPOSED
+
+
 _KIND_OF = {"end pass": "fail prefill", "end step": "fail decode", "end landing": "stray"}
 
 
@@ -121,7 +126,7 @@ def _all_faults(state: State) -> Iterator[Event]:
     for index, request in enumerate(state.decode.requests):
         if request.stage in ("attempt", "running"):
             yield ("leave", index)
-        if request.attempt is not None and request.attempt.lease is not None:
+        if request.attempt is not None and _owes(request.attempt):
             yield ("stall", index)
     for name, _ in state.prefill.prompts:
         yield ("deadline", name[:2])

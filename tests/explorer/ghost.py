@@ -20,6 +20,7 @@ from kvlease.kvcache.memory import Room
 from kvlease.kvcache.pool import BlockHandle
 from kvlease.kvcache.seal import sealed_block_bytes
 from kvlease.kvcache.storage import KVStorage
+from kvlease.sampling.tokens import DrawnToken
 
 BLOCK_SIZE = 2
 LAYOUT = attention_layout(1, 1, 1, "float32")  # eight bytes for a token: four of k, four of v
@@ -116,6 +117,7 @@ class GhostLedger(SlotLedger):
         self.before_copy: Callable[[], None] | None = None
 
     def save(self) -> bytes:
+        assert not self._sources, "each request of these worlds asks for one text, which inherits nothing"
         return self._owner.tobytes() + self._position.tobytes() + self._kind.tobytes()
 
     def load(self, saved: bytes) -> None:
@@ -144,7 +146,7 @@ class GhostRunner:
     ledger: GhostLedger
     failing: frozenset[int] = frozenset()
 
-    def run(self, steps: Sequence[SequenceStep]) -> tuple[int | None, ...]:
+    def run(self, steps: Sequence[SequenceStep]) -> tuple[tuple[DrawnToken, ...], ...]:
         extents = [(s.context.table, s.context.num_tokens, len(s.token_ids)) for s in steps]
         for step, extent in zip(steps, extents, strict=True):
             found = self.ledger.occupancy(step.context.sequence_id, *extent)
@@ -157,7 +159,8 @@ class GhostRunner:
             raise EngineFailed("the pass failed")
         for step, (blocks, slots) in zip(steps, places, strict=True):
             self._one(step, blocks, slots)
-        return tuple(token_at(request_of(s.context.sequence_id), s.num_tokens) if s.sampling else None for s in steps)
+        drawn = [DrawnToken(token_at(request_of(s.context.sequence_id), s.num_tokens)) for s in steps]
+        return tuple((token,) if step.draws else () for token, step in zip(drawn, steps, strict=True))
 
     def _one(self, step: SequenceStep, blocks: IntArray, slots: IntArray) -> None:
         request, first = request_of(step.context.sequence_id), step.context.num_tokens

@@ -59,7 +59,7 @@ MEMORY: tuple[Mutant, ...] = (
     Mutant(
         "a lease ends with its attempt",
         (
-            (_HOLDING, "        if self.lease is not None:", "        if self.lease is not None and keep_room:"),
+            (_HOLDING, "        if self.lease is not None:", "        if self.lease is not None and keep_rooms:"),
             *_NO_LANDING_PINS,
             _NO_FOREIGN_CHECK,
         ),
@@ -106,7 +106,7 @@ MEMORY: tuple[Mutant, ...] = (
         (
             (
                 _HOLDING,
-                "        self._kv.scrub(room, len(self._proposal.prompt_token_ids) // self._kv.block_size)",
+                "        self._kv.scrub(rooms[0], len(self._proposal.prompt_token_ids) // self._kv.block_size)",
                 "        pass",
             ),
         ),

@@ -14,9 +14,9 @@ from kvlease.handoff.messages import (
     Nonce,
     Proposal,
     RequestId,
-    SamplingParams,
     TenantId,
 )
+from kvlease.sampling.params import SamplingParams
 from tests.explorer.ghost import LAYOUT, token_at
 
 FINGERPRINT = LAYOUT.fingerprint(b"m" * 16)

@@ -98,3 +98,15 @@ def test_a_stop_string_may_be_completed_by_the_rest_of_a_character(tokenizer: To
     assembler = TextAssembler(tokenizer.detokenizer(), ["\ufffd"])
     assert assembler.push([*tokenizer.encode("a", False), *broken]) + assembler.finish() == "a"
     assert assembler.is_stopped
+
+
+@given(text=st.text("ab", max_size=12), stop=st.text("ab", min_size=1, max_size=3), min_tokens=st.integers(0, 12))
+def test_the_first_tokens_text_may_hold_a_stop_string(
+    tokenizer: Tokenizer, text: str, stop: str, min_tokens: int
+) -> None:
+    ids = tokenizer.encode(text, False)
+    free = tokenizer.decode(ids[:min_tokens])
+    rest, is_stopped = cut(text[len(free) :], [stop])
+    assembler = TextAssembler(tokenizer.detokenizer(), [stop], min_tokens)
+    assert assembler.push(ids) + assembler.finish() == free + rest
+    assert assembler.is_stopped == is_stopped

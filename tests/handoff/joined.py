@@ -29,7 +29,6 @@ from kvlease.handoff.messages import (
     Proposal,
     Receipt,
     RequestId,
-    SamplingParams,
     TenantId,
 )
 from kvlease.handoff.prefill_attempt import (
@@ -43,6 +42,7 @@ from kvlease.handoff.prefill_attempt import (
     SendDown,
     prefill_step,
 )
+from kvlease.sampling.params import SamplingParams
 
 EPOCH = Epoch(7)
 GRANT = Grant(LeaseId(b"l" * 16), Nonce(b"n" * 16), EPOCH)
@@ -50,11 +50,13 @@ BLOCK_SIZE = 4
 END_TOKEN = 2
 
 
-def proposal(num_tokens: int = 10, max_tokens: int = 5) -> Proposal:
+def proposal(
+    num_tokens: int = 10, max_tokens: int = 5, sampling: SamplingParams | None = None, num_choices: int = 1
+) -> Proposal:
     tokens = tuple(range(3, 3 + num_tokens))
-    sampling, ends = SamplingParams(), frozenset({END_TOKEN})
+    sampling, ends = sampling or SamplingParams(), frozenset({END_TOKEN})
     identity = (Incarnation(b"i" * 16), EPOCH, b"f" * 16)
-    return Proposal(RequestId("r"), 0, TenantId("t"), tokens, max_tokens, sampling, ends, 5.0, *identity)
+    return Proposal(RequestId("r"), 0, TenantId("t"), tokens, max_tokens, sampling, ends, 5.0, *identity, num_choices)
 
 
 class Joined:

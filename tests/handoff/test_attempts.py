@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from kvlease.handoff.decode_attempt import (
     DecodeAttempt,
     DecodeHappening,
     Ended,
+    FirstToken,
     RoomReserved,
     SendUp,
     decode_step,
@@ -45,6 +48,7 @@ from kvlease.handoff.prefill_attempt import (
 )
 from kvlease.handoff.tables import DecodeState, PrefillState
 from kvlease.handoff.verdicts import aborted, rejected
+from kvlease.sampling.tokens import DrawnToken
 from tests.handoff.joined import BLOCK_SIZE, END_TOKEN, EPOCH, GRANT, Joined, proposal
 
 CANCEL = aborted(AbortReason.CANCELLED, "the client left")
@@ -176,6 +180,37 @@ def test_a_manifest_that_disagrees_never_commits(commit: Commit, words: str) -> 
     assert attempt.is_over
 
 
+@pytest.mark.parametrize("tokens", [(END_TOKEN, END_TOKEN), (END_TOKEN, 42), (42, END_TOKEN), (42, 43)])
+def test_choices_are_complete_at_once_only_if_all_of_them_are(tokens: tuple[int, int]) -> None:
+    further = (DrawnToken(tokens[1]),)
+    attempt = PrefillAttempt.of(proposal(10), BLOCK_SIZE)
+    said = []
+    for happening in (Judged(Admitted(0)), Started(in_one_chunk=True), ChunkComputed(10, tokens[0], None, further)):
+        attempt, actions = prefill_step(attempt, happening)
+        said += [action.message for action in actions if isinstance(action, SendDown)]
+    if tokens == (END_TOKEN, END_TOKEN):
+        assert said[-1] == Complete(END_TOKEN, FinishReason.STOP, None, further)
+    else:
+        assert said[-1] == Ready()
+
+
+@pytest.mark.parametrize("num_first", [1, 2, 4])
+def test_decode_takes_as_many_first_tokens_as_it_asked_for(num_first: int) -> None:
+    further = tuple(DrawnToken(50 + n) for n in range(num_first - 1))
+    attempt = replace(granted(), num_choices=2)
+    _, actions = decode_step(attempt, Commit(3, 10, 42, None, further))
+    waiting, _ = decode_step(DecodeAttempt(10, 3, num_choices=2), Admitted(0))
+    _, ends = decode_step(waiting, Complete(42, FinishReason.LENGTH, None, further))
+    if num_first == 2:
+        assert actions == ()
+        assert ends == (Conclude(Complete(42, FinishReason.LENGTH, None, further)),)
+    else:
+        for action in (*actions, *ends):
+            assert isinstance(action, Conclude) and isinstance(action.outcome, Aborted)
+            assert action.outcome.reason is AbortReason.MANIFEST_MISMATCH
+            assert f"{num_first} first tokens" in action.outcome.message
+
+
 def test_a_grant_of_another_epoch_is_refused() -> None:
     attempt = PrefillAttempt.of(proposal(), BLOCK_SIZE)
     for happening in HAPPENINGS[:2]:
@@ -279,3 +314,25 @@ def test_a_cancel_behind_the_manifest_frees_nothing_again() -> None:
     both.happen_at_prefill(EndedHere(CANCEL))
     assert both.prefill.state is PrefillState.ABORTED
     assert both.num_frees == 1
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "tokens", "reason", "is_right"),
+    [
+        (5, (END_TOKEN, END_TOKEN), FinishReason.STOP, True),
+        (5, (END_TOKEN, 42), FinishReason.STOP, False),
+        (1, (END_TOKEN, 42), FinishReason.STOP, True),
+        (1, (42, END_TOKEN), FinishReason.LENGTH, True),
+        (1, (42, END_TOKEN), FinishReason.STOP, False),
+        (1, (42, 100), FinishReason.LENGTH, False),
+    ],
+)
+def test_decode_finds_for_itself_whether_all_choices_are_complete(
+    max_tokens: int, tokens: tuple[int, int], reason: FinishReason, is_right: bool
+) -> None:
+    first = FirstToken(100, max_tokens, frozenset({END_TOKEN}))
+    waiting, _ = decode_step(DecodeAttempt(10, 3, num_choices=2, first_token=first), Admitted(0))
+    complete = Complete(tokens[0], reason, None, (DrawnToken(tokens[1]),))
+    _, (conclusion,) = decode_step(waiting, complete)
+    assert isinstance(conclusion, Conclude)
+    assert isinstance(conclusion.outcome, Complete if is_right else Aborted)

@@ -51,6 +51,16 @@ def test_decodes_door_names_the_numbers(sizes: tuple[int, int], numbers: tuple[s
     assert all(number in verdict.message for number in numbers)
 
 
+@pytest.mark.parametrize(
+    ("block_size", "num_choices", "fits"), [(1, 4, True), (1, 5, False), (16, 2, True), (16, 3, False)]
+)
+def test_decodes_door_counts_the_room_of_all_choices(block_size: int, num_choices: int, fits: bool) -> None:
+    asked = replace(request(30, 8), num_choices=num_choices)
+    verdict = judge_request(asked, replace(DECODE, block_size=block_size, pool_tokens=80 if block_size == 16 else 64))
+    assert (verdict is None) == fits
+    assert verdict is None or (verdict.param, verdict.http_status) == ("n", 400)
+
+
 def test_prefill_names_both_numbers() -> None:
     verdict = judge_prompt(proposal(49), PREFILL)
     assert isinstance(verdict, Rejected)

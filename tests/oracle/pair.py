@@ -16,14 +16,13 @@ import prefill_server.app
 from decode_server.config import DecodeConfig
 from kvlease.engine.batch import SequenceStep
 from kvlease.engine.loading import CausalModel
-from kvlease.engine.runner import ModelRunner
+from kvlease.engine.runner import Drawn, ModelRunner
 from kvlease.handoff.messages import (
     DEFAULT_TENANT,
     Finished,
     GenerationEvent,
     GenerationRequest,
     RequestId,
-    SamplingParams,
     TokensGenerated,
 )
 from kvlease.handoff.wire import decode_event, encode_request
@@ -34,11 +33,13 @@ from kvlease.models.facts import ModelFacts
 from kvlease.peering.channels import credentials, open_channel
 from kvlease.peering.hosting import aclosing_transport
 from kvlease.peering.limits import Limits
+from kvlease.sampling.params import SamplingParams
 from kvlease.v1 import kvlease_pb2_grpc as rpc
 from prefill_server.config import PrefillConfig
 from tests.waiting import until
 from transport.contract import Transport
 from transport.memory import MemoryHub, MemoryTransport
+from transport.rdma import DeviceChoice, open_rdma
 from transport.tcp.transport import TcpTransport
 
 SECRET = "a secret of the oracle"
@@ -76,7 +77,7 @@ class WatchedRunner(ModelRunner):
         self.blocks: dict[int, list[bytes]] = {}
         self._seen: set[int] = set()
 
-    def run(self, steps: Sequence[SequenceStep]) -> tuple[int | None, ...]:
+    def run(self, steps: Sequence[SequenceStep]) -> tuple[Drawn, ...]:
         if not self.is_prefill:
             for step in steps:
                 if step.context.sequence_id not in self._seen:
@@ -85,7 +86,7 @@ class WatchedRunner(ModelRunner):
         drawn = super().run(steps)
         if self.is_prefill:
             for step in steps:
-                if step.sampling is not None:
+                if step.draws:
                     self._note(step.context.table, step.num_tokens)
         return drawn
 
@@ -145,4 +146,10 @@ async def running_pair(loaded: Loaded, setting: Setting, pool_tokens: int) -> As
 
 
 def _transport(setting: Setting, hub: MemoryHub) -> Transport:
-    return MemoryTransport(hub) if setting.transport == "memory" else TcpTransport(SECRET, "127.0.0.1")
+    match setting.transport:
+        case "memory":
+            return MemoryTransport(hub)
+        case "rdma":
+            return open_rdma(DeviceChoice())
+        case _:
+            return TcpTransport(SECRET, "127.0.0.1")

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from kvlease.peering.hosting import ended, until_signal
+from kvlease.peering.hosting import advertised, ended, until_signal
 
 
 def test_the_death_of_a_loop_ends_the_server_with_its_error() -> None:
@@ -43,3 +43,11 @@ def test_a_signal_ends_the_waiting_and_leaves_the_loops_alone() -> None:
         assert work.cancelled()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("host", "known_as"),
+    [("", "0.0.0.0:7"), ("node-7", "node-7:7"), ("10.0.0.7", "10.0.0.7:7"), ("fd00::7", "[fd00::7]:7")],
+)
+def test_peers_know_a_server_by_what_it_advertises(host: str, known_as: str) -> None:
+    assert advertised("0.0.0.0:7", host) == known_as

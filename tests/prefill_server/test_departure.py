@@ -23,7 +23,6 @@ from kvlease.handoff.messages import (
     Nonce,
     Proposal,
     RequestId,
-    SamplingParams,
     TenantId,
 )
 from kvlease.handoff.prefill_attempt import ChunkComputed, Judged
@@ -33,6 +32,7 @@ from kvlease.kvcache.memory import KVMemory
 from kvlease.kvcache.pool import BlockPool
 from kvlease.kvcache.seal import sealed_block_bytes
 from kvlease.kvcache.storage import KVStorage
+from kvlease.sampling.params import SamplingParams
 from prefill_server.departure import DepartureLine
 from prefill_server.prompts import Prompt
 from prefill_server.scheduler import PromptQueue

@@ -19,7 +19,6 @@ from transport.contract import Departure, Landing, RingGeometry, Slot, Transport
 from transport.errors import ChannelBroken
 from transport.limits import Limits
 
-QUICK = Limits(establish_s=1.0, death_s=0.6, probe_s=0.1)
 SMALL = RingGeometry(slot_bytes=256, num_slots=4)
 BOUND_S = 20.0
 
@@ -68,7 +67,20 @@ async def broken_within(waiting: Awaitable[object], bound_s: float) -> str:
 
 
 class ChannelMaker:
-    """Each test states one obligation."""
+    """Each test states one obligation.
+
+    `quick`: the limits of most tests; `tight`: so short a `death_s` that a living channel is soon older than many of it; `patience`: the
+    tests' bounds are so many times what is promised. A transport on an emulated machine needs all three larger.
+    """
+
+    quick = Limits(establish_s=1.0, death_s=0.6, probe_s=0.1)
+    tight = Limits(establish_s=1.0, death_s=0.15, probe_s=0.03)
+    patience = 1.0
+
+    @property
+    def death_bound_s(self) -> float:
+        """By then a death must be known (seconds)."""
+        return self.quick.death_s * self.patience
 
     def make_transports(self, limits: Limits) -> tuple[Transport, Transport]:
         """The transport of the departure side and that of the landing side; they may be one."""
@@ -84,9 +96,9 @@ class ChannelMaker:
         asyncio.run(bounded())
 
     @asynccontextmanager
-    async def transports(self, limits: Limits = QUICK) -> AsyncIterator[tuple[Transport, Transport]]:
+    async def transports(self, limits: Limits | None = None) -> AsyncIterator[tuple[Transport, Transport]]:
         """Both transports, closed at the end."""
-        source, target = self.make_transports(limits)
+        source, target = self.make_transports(limits or self.quick)
         try:
             yield source, target
         finally:
@@ -106,7 +118,7 @@ class ChannelMaker:
         return Channel(departure, landing)
 
     @asynccontextmanager
-    async def channel(self, geometry: RingGeometry = SMALL, limits: Limits = QUICK) -> AsyncIterator[Channel]:
+    async def channel(self, geometry: RingGeometry = SMALL, limits: Limits | None = None) -> AsyncIterator[Channel]:
         """One connected channel."""
         async with self.transports(limits) as ends, AsyncExitStack() as stack:
             yield await self.connect(stack, ends, geometry)

@@ -11,7 +11,6 @@ from random import Random
 import pytest
 
 from tests.transport.channels import (
-    QUICK,
     SMALL,
     ChannelMaker,
     broken_within,
@@ -137,8 +136,8 @@ class EndConformance(ChannelMaker):
                 receiving = asyncio.create_task(channel.landing.receive())
                 await asyncio.sleep(0)
                 await channel.departure.close()
-                assert "landing" in await broken_within(receiving, QUICK.death_s)
-                await broken_within(channel.landing.receive(), QUICK.death_s)
+                assert "landing" in await broken_within(receiving, self.death_bound_s)
+                await broken_within(channel.landing.receive(), self.death_bound_s)
 
         self.run(test())
 
@@ -150,8 +149,8 @@ class EndConformance(ChannelMaker):
                 reserving = asyncio.create_task(channel.departure.reserve())
                 await asyncio.sleep(0)
                 await channel.landing.close()
-                assert "departure" in await broken_within(reserving, QUICK.death_s)
-                await broken_within(channel.departure.ready(), QUICK.death_s)
+                assert "departure" in await broken_within(reserving, self.death_bound_s)
+                await broken_within(channel.departure.ready(), self.death_bound_s)
 
         self.run(test())
 
@@ -161,7 +160,7 @@ class EndConformance(ChannelMaker):
                 slot = await channel.departure.reserve()
                 waiting = asyncio.create_task(channel.departure.reserve())
                 await channel.landing.close()
-                await broken_within(waiting, QUICK.death_s)
+                await broken_within(waiting, self.death_bound_s)
                 with pytest.raises(ChannelBroken):
                     channel.departure.send(slot, 8)
                 channel.departure.give_back(slot)
@@ -177,13 +176,13 @@ class EndConformance(ChannelMaker):
                 await channel.departure.close()
                 for number in range(3):
                     channel.landing.release(await receive(channel.landing, number, 8))
-                await broken_within(channel.landing.receive(), QUICK.death_s)
+                await broken_within(channel.landing.receive(), self.death_bound_s)
 
         self.run(test())
 
     def test_an_idle_channel_outlives_many_times_death_s(self) -> None:
         async def test() -> None:
-            limits = Limits(establish_s=1.0, death_s=0.15, probe_s=0.03)
+            limits = self.tight
             async with self.channel(limits=limits) as channel:
                 receiving = asyncio.create_task(channel.landing.receive())
                 await asyncio.wait([receiving], timeout=4 * limits.death_s)
@@ -194,7 +193,7 @@ class EndConformance(ChannelMaker):
 
     def test_a_full_ring_at_a_slow_owner_is_no_death(self) -> None:
         async def test() -> None:
-            limits = Limits(establish_s=1.0, death_s=0.15, probe_s=0.03)
+            limits = self.tight
             geometry = RingGeometry(1 << 20, 4)
             async with self.channel(geometry, limits) as channel:
                 for number in range(4):
@@ -234,8 +233,8 @@ class EndConformance(ChannelMaker):
         async def test() -> None:
             async with self.transports() as (_, target):
                 landing = await target.open_landing(SMALL)
-                await broken_within(landing.establish(answer), QUICK.establish_s)
-                await broken_within(landing.receive(), QUICK.establish_s)
+                await broken_within(landing.establish(answer), self.quick.establish_s * self.patience)
+                await broken_within(landing.receive(), self.quick.establish_s * self.patience)
                 await landing.close()
 
         self.run(test())
@@ -247,9 +246,9 @@ class EndConformance(ChannelMaker):
                 landing = await target.open_landing(SMALL)
                 departure, answer = await source.open_departure(SMALL, landing.offer)
                 reserving = asyncio.create_task(departure.reserve())
-                await broken_within(departure.ready(), 1.0)
-                await broken_within(reserving, 1.0)
-                await broken_within(landing.establish(answer), 1.0)
+                await broken_within(departure.ready(), self.patience)
+                await broken_within(reserving, self.patience)
+                await broken_within(landing.establish(answer), self.patience)
                 await departure.close()
                 await landing.close()
 
@@ -277,7 +276,7 @@ class EndConformance(ChannelMaker):
                 channels = [await self.connect(stack, ends) for _ in range(3)]
                 await send_to_each(channels, 0)
                 await channels[1].landing.close()
-                async with asyncio.timeout(QUICK.death_s):
+                async with asyncio.timeout(self.death_bound_s):
                     await send_until_broken(channels[1].departure, 32)
                 for number in range(1, 10):
                     await send_to_each([channels[0], channels[2]], number)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.transport.channels import QUICK, ChannelMaker, content, receive, receive_all, send, send_all
+from tests.transport.channels import ChannelMaker, content, receive, receive_all, send, send_all
 from transport.contract import Departure, RingGeometry, Slot
 
 
@@ -70,7 +70,7 @@ class FlowConformance(ChannelMaker):
                     await send(channel.departure, number, 256)
                 held = [await receive(channel.landing, number, 256) for number in range(4)]
                 fifth = asyncio.create_task(send(channel.departure, 4, 256))
-                await asyncio.wait([fifth], timeout=2 * QUICK.probe_s)
+                await asyncio.wait([fifth], timeout=2 * self.quick.probe_s)
                 assert not fifth.done()
                 assert [bytes(slot.memory) for slot in held] == [content(number, 256) for number in range(4)]
                 channel.landing.release(held[0])

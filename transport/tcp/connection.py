@@ -4,9 +4,6 @@ Everything happens in callbacks of the loop, so that after `close` has returned 
 kernel holds a view of it. Measured against one blocking thread for each direction, this was as fast or faster (the
 threads pay for each frame with a change of the interpreter lock), and it has nothing to join.
 
-Life is counted in ticks, not in seconds since the last byte: a process that was itself stopped for a while wakes up to one late tick and
-reads what waited for it before it counts another one.
-
 Never: knows a frame from a credit.
 """
 
@@ -17,11 +14,9 @@ import os
 import socket
 from typing import Protocol
 
+from transport.life import TICKS_PER_PROBE, Watch, max_still_ticks, tick_s
 from transport.limits import Limits
 from transport.tcp.streams import Outbox, Reader
-
-#: Silence is measured twice as finely as life is shown, so that what is left of `death_s` is not lost to rounding.
-_TICKS_PER_PROBE = 2
 
 
 class Owner(Protocol):
@@ -56,7 +51,7 @@ class Connection:
         self._watch_out = Watch()
         self._loop.add_reader(stream, self._on_readable)
         self._num_ticks = 0
-        self._ticker = self._loop.call_later(limits.probe_s / _TICKS_PER_PROBE, self._tick)
+        self._ticker = self._loop.call_later(tick_s(limits), self._tick)
 
     @property
     def outbox(self) -> Outbox:
@@ -94,7 +89,7 @@ class Connection:
                 self._lose("the peer closed the connection")
                 return
             num_left -= num_bytes
-            self._watch_in.num_bytes += num_bytes
+            self._watch_in.num_moved += num_bytes
             fault = self._reader.filled(num_bytes)
             if fault is not None:
                 self._lose(f"the peer broke the protocol: {fault}")
@@ -114,7 +109,7 @@ class Connection:
                 self._lose(f"sendmsg: {_name(error)}")
                 return
             num_left -= num_bytes
-            self._watch_out.num_bytes += num_bytes
+            self._watch_out.num_moved += num_bytes
             self._outbox.written(num_bytes)
         self._owner.on_written()
         self._await_room()
@@ -128,45 +123,22 @@ class Connection:
         self._is_writer_set = is_wanted
 
     def _tick(self) -> None:
-        tick_s = self._limits.probe_s / _TICKS_PER_PROBE
-        self._ticker = self._loop.call_later(tick_s, self._tick)
+        self._ticker = self._loop.call_later(tick_s(self._limits), self._tick)
         self._num_ticks += 1
-        # A tick comes up to one late for the byte before it, and one more is left for a busy host.
-        max_ticks = int(self._limits.death_s / tick_s) - 2
+        max_ticks = max_still_ticks(self._limits)
         if self._watch_in.still_for() >= max_ticks:
-            self._lose(f"nothing came from the peer for {max_ticks * tick_s:g} s")
+            self._lose(f"nothing came from the peer for {max_ticks * tick_s(self._limits):g} s")
         elif not self._outbox:
             self._watch_out.reset()
-            if self._num_ticks % _TICKS_PER_PROBE == 0:
+            if self._num_ticks % TICKS_PER_PROBE == 0:
                 self._outbox.push(self._owner.probe())
                 self.schedule_flush()
         elif self._watch_out.still_for() >= max_ticks:
-            self._lose(f"the peer has read nothing for {max_ticks * tick_s:g} s")
+            self._lose(f"the peer has read nothing for {max_ticks * tick_s(self._limits):g} s")
 
     def _lose(self, reason: str) -> None:
         self.close()
         self._owner.on_lost(reason)
-
-
-class Watch:
-    """Counts for how many ticks in a row no byte moved."""
-
-    def __init__(self) -> None:
-        """Nothing moved yet."""
-        self.num_bytes = 0
-        self._num_seen = 0
-        self._num_still = 0
-
-    def still_for(self) -> int:
-        """Called once a tick: how many ticks it has been still, this one included."""
-        self._num_still = 0 if self.num_bytes != self._num_seen else self._num_still + 1
-        self._num_seen = self.num_bytes
-        return self._num_still
-
-    def reset(self) -> None:
-        """Begin again: stillness is all right now."""
-        self._num_still = 0
-        self._num_seen = self.num_bytes
 
 
 def _name(error: OSError) -> str:

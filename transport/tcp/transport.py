@@ -19,14 +19,18 @@ from transport.tcp.wire import MAX_HOST_BYTES, RANDOM_BYTES, Answer, unpack_offe
 class TcpTransport:
     """Channels over TCP, plain text, both ends proven with the cluster's secret."""
 
-    def __init__(self, secret: str, host: str = "127.0.0.1", limits: Limits | None = None, port: int = 0) -> None:
-        """`host` is both where to listen and what landing sides are told to connect to; port 0: any free one."""
+    def __init__(
+        self, secret: str, host: str = "127.0.0.1", limits: Limits | None = None, port: int = 0, advertise: str = ""
+    ) -> None:
+        """Listens on `host`; landing sides are told to connect to `advertise`, or to `host` if empty. Port 0: any free one."""
         if not secret:
             raise TransportRefused("a tcp transport needs the cluster's secret")
-        if not host or not host.isascii() or len(host) > MAX_HOST_BYTES:
-            raise TransportRefused(f"{host!r} is no host to listen on")
+        for name in (host, advertise or host):
+            if not name or not name.isascii() or len(name) > MAX_HOST_BYTES:
+                raise TransportRefused(f"{name!r} is no host to listen on, or to be reached at")
         self._secret = secret.encode()
         self._address = (host, port)
+        self._reached_at = advertise or host
         self._limits = limits or Limits()
         self._listener: Listener | None = None
         self._is_closed = False
@@ -58,7 +62,7 @@ class TcpTransport:
         token = secrets.token_bytes(RANDOM_BYTES)
         departure = TcpDeparture(geometry, self._limits, lambda: listener.forget(token))
         listener.expect(Expected(token, parsed.challenge, geometry, departure.accept))
-        return departure, Answer(self._address[0], listener.port, token).pack()
+        return departure, Answer(self._reached_at, listener.port, token).pack()
 
     async def close(self) -> None:
         """Close the listener; open channels go on, waiting ones will not be connected."""

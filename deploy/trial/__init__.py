@@ -1,0 +1,1 @@
+"""What `deploy/smoke` does, with nothing but the standard library."""

@@ -1,0 +1,1 @@
+"""Measurements of a running cluster and of its parts: `kvlease bench`."""

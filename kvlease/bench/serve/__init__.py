@@ -1,0 +1,1 @@
+"""Load on a server that speaks OpenAI's HTTP API, ours or another one, and what its clients see."""

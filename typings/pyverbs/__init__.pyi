@@ -1,0 +1,1 @@
+# What we use of pyverbs, 44 and 59 alike; the rest is left out.
