@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 
-from decode_server.landing import Berth
+from decode_server.holding import AttemptHolding
 from decode_server.memory import DecodeMemory, Rooms
 from decode_server.peers import Peer
 from kvlease.engine.work_thread import WorkThread
@@ -28,15 +29,12 @@ from kvlease.handoff.decode_attempt import (
     SendUp,
     decode_step,
 )
-from kvlease.handoff.lease_book import Lease
 from kvlease.handoff.limits import Limits
 from kvlease.handoff.messages import Aborted, AbortReason, Complete, Proposal, Rejected
 from kvlease.handoff.tables import DecodeState
 from kvlease.handoff.verdicts import aborted
 from kvlease.handoff.wire import WireError
-from kvlease.kvcache.landing import Expectation
-from kvlease.kvcache.seal import chain_hashes
-from kvlease.kvcache.sizing import blocks_for, choice_blocks
+from kvlease.kvcache.sizing import blocks_for
 from kvlease.peering.attempt_stream import AttemptStream
 from kvlease.peering.errors import PairLost
 from kvlease.peering.identity import draw_grant
@@ -70,8 +68,7 @@ class AttemptRun:
         self._attempt = DecodeAttempt(num_tokens, num_blocks, num_choices=proposal.num_choices, first_token=first)
         self._inbox: asyncio.Queue[DecodeHappening] = asyncio.Queue()
         self._limits = Limits()
-        self._rooms: Rooms = ()
-        self._lease: Lease | None = None
+        self._holding = AttemptHolding(proposal, memory.kv, peer.dock)
 
     def post(self, happening: DecodeHappening) -> None:
         """Something happened."""
@@ -101,8 +98,8 @@ class AttemptRun:
 
     def _concluded(self, action: Conclude) -> AttemptEnd:
         if isinstance(action.outcome, Committed):
-            assert self._rooms, "a commit is legal only with a lease, a lease only with room"
-            return Arrived(self._rooms, action.outcome.first_tokens)
+            assert self._holding.rooms, "a commit is legal only with a lease, a lease only with room"
+            return Arrived(self._holding.rooms, action.outcome.first_tokens)
         return action.outcome
 
     async def _next(self) -> DecodeHappening:
@@ -140,15 +137,14 @@ class AttemptRun:
             case AskRoom():
                 tasks.append(self._start(self._find_room()))
             case OpenLease(lease):
-                self._open(lease)
+                self._holding.open(lease, self)
             case SendUp():
                 await self._send(stream, action)
 
     async def _send(self, stream: AttemptStream, action: SendUp) -> None:
-        try:
+        """A stream that has ended takes no message. Only its reader says so, after everything that prefill said before the end."""
+        with suppress(PairLost):
             await stream.send(action.message)
-        except PairLost as error:
-            self.post(Ended(aborted(AbortReason.PEER_LOST, str(error))))
 
     async def _listen(self, stream: AttemptStream) -> None:
         try:
@@ -162,42 +158,21 @@ class AttemptRun:
         self.post(Ended(reason))
 
     async def _find_room(self) -> None:
-        proposal, kv = self._proposal, self._memory.kv
-        num_tokens = len(proposal.prompt_token_ids)
-        sizes = choice_blocks(num_tokens, proposal.max_tokens, proposal.num_choices, kv.block_size)
-        self._rooms = await self._memory.hold(sizes)
-        first = self._rooms[0]
-        kv.pin((first,))
+        holding = self._holding
+        rooms = await self._memory.hold(holding.sizes)
+        holding.take(rooms)
         try:
-            # The blocks before are wholly overwritten by what lands; these are written slot by slot.
-            await self._thread.run(kv.scrub, first, num_tokens // kv.block_size)
+            await self._thread.run(holding.scrub, rooms)
         finally:
-            kv.unpin((first,))
-        self.post(RoomReserved(draw_grant(proposal.epoch), first.holder))
-
-    def _open(self, lease: Lease) -> None:
-        assert self._rooms, "the lease is opened for the room that was reserved"
-        proposal, block_size = self._proposal, self._memory.kv.block_size
-        expectation = Expectation(
-            lease.grant.lease_id,
-            lease.grant.nonce,
-            proposal.fingerprint,
-            chain_hashes(proposal.prompt_token_ids, block_size),
-            lease.num_tokens,
-            block_size,
-        )
-        self._peer.dock.open(lease, Berth(self._rooms[0], expectation, self))
-        self._lease = lease
+            holding.scrubbed(rooms)
+        self.post(RoomReserved(draw_grant(self._proposal.epoch), rooms[0].holder))
 
     def _withdraw(self, stream: AttemptStream, tasks: list[asyncio.Task[None]], *, keep_rooms: bool) -> None:
-        """The lease first: no block can land any more; then the room, at once; then everybody else.
+        """What is held, at once; then everybody else.
 
         Nothing is awaited: a task that is cancelled twice still frees everything. Who is asked for room just now gives it back itself.
         """
-        if self._lease is not None:
-            self._peer.dock.end(self._lease.grant.lease_id)
-        for room in () if keep_rooms else self._rooms:
-            self._memory.kv.free(room)
+        self._holding.give_back(keep_rooms=keep_rooms)
         for task in tasks:
             task.cancel()
         stream.cancel()

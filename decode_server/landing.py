@@ -35,6 +35,14 @@ class Berth:
     inbox: Inbox
 
 
+@dataclass(frozen=True, slots=True)
+class Docking:
+    """One block on its way in: the lease it claims, and that lease's berth when the block arrived."""
+
+    lease_id: LeaseId
+    berth: Berth
+
+
 class Dock:
     """The leases of one pair and their berths. A block that names no lease of it is dropped and counted."""
 
@@ -65,25 +73,40 @@ class Dock:
 
     async def _take(self, slot: Slot) -> None:
         content = slot.memory[: slot.num_bytes]
+        docking = self.begin(content)
+        if docking is None:
+            return
+        found = None
+        try:
+            found = await self._judged(docking, content)
+        finally:
+            self.finish(docking, found)
+
+    def begin(self, content: memoryview) -> Docking | None:
+        """Find the berth of an arrived block and pin its room, for `judge`; `finish` must follow. None: a stranger, counted."""
         lease_id = LeaseId(peek_lease(content) or b"")
         berth = self._berths.get(lease_id)
         if berth is None:
             self._counters["blocks_without_lease"] += 1
-            return
-        kv = self._memory.kv
-        kv.pin((berth.room,))
-        try:
-            found = await self._land(berth, content)
-        finally:
-            kv.unpin((berth.room,))
-        self._tell(lease_id, berth, found)
+            return None
+        self._memory.kv.pin((berth.room,))
+        return Docking(lease_id, berth)
 
-    async def _land(self, berth: Berth, content: memoryview) -> Landed | Refused:
-        kv = self._memory.kv
-        work = (kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content)
-        if kv.storage.is_on_host:
-            return await self._thread.run_copy(len(content), land_block, *work)
-        return await self._thread.run(land_block, *work)
+    def judge(self, docking: Docking, content: memoryview) -> Landed | Refused:
+        """Copy the block in and verify the copy. For the landing thread, or the loop where that is cheaper."""
+        kv, berth = self._memory.kv, docking.berth
+        return land_block(kv.storage, kv.ledger, berth.room.holder, berth.room.table, berth.expectation, content)
+
+    def finish(self, docking: Docking, found: Landed | Refused | None) -> None:
+        """The thread is done with the room; tell the attempt what was found. None: nothing was, the landing is being ended."""
+        self._memory.kv.unpin((docking.berth.room,))
+        if found is not None:
+            self._tell(docking.lease_id, docking.berth, found)
+
+    async def _judged(self, docking: Docking, content: memoryview) -> Landed | Refused:
+        if self._memory.kv.storage.is_on_host:
+            return await self._thread.run_copy(len(content), self.judge, docking, content)
+        return await self._thread.run(self.judge, docking, content)
 
     def _tell(self, lease_id: LeaseId, berth: Berth, found: Landed | Refused) -> None:
         if isinstance(found, Refused):

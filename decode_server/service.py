@@ -111,7 +111,7 @@ class DecodeService:
             if isinstance(end, Complete):
                 return await self._complete(request, end, emit)
             last = end
-            if not _is_worth_another(end):
+            if not is_worth_another(end):
                 break
             self.counters["attempts_failed"] += 1
             logger.warning(
@@ -198,7 +198,8 @@ class DecodeService:
         return (first, *branches)
 
 
-def _is_worth_another(end: Rejected | Aborted) -> bool:
+def is_worth_another(end: Rejected | Aborted) -> bool:
+    """Whether the next candidate may do better."""
     return may_ask_another(end) if isinstance(end, Rejected) else end.retryable
 
 

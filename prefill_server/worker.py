@@ -29,26 +29,40 @@ class ComputeLoop:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            chunks = self.queue.next_chunks()
+            chunks = self.begin()
             if not chunks:
                 self.queue.changed.clear()
                 await self.queue.changed.wait()
                 continue
             results = await self._compute(chunks)
-            for chunk, result in zip(chunks, results, strict=True):
-                self._publish(chunk, result)
+            self.publish(chunks, results)
 
     async def _compute(self, chunks: list[Chunk]) -> list[Result]:
-        rooms = tuple(chunk.room for chunk in chunks)
-        self.kv.pin(rooms)
-        self.is_busy = True
         try:
-            return await self.thread.run(self._pass, chunks)
+            return await self.thread.run(self.compute, chunks)
         finally:
-            self.is_busy = False
-            self.kv.unpin(rooms)
+            self.unpin(chunks)
 
-    def _pass(self, chunks: list[Chunk]) -> list[Result]:
+    def begin(self) -> list[Chunk]:
+        """What the next pass computes, its rooms pinned; `unpin` must follow unless it is empty."""
+        chunks = self.queue.next_chunks()
+        if chunks:
+            self.kv.pin([chunk.room for chunk in chunks])
+            self.is_busy = True
+        return chunks
+
+    def unpin(self, chunks: list[Chunk]) -> None:
+        """The engine's thread is done with the rooms."""
+        self.is_busy = False
+        self.kv.unpin([chunk.room for chunk in chunks])
+
+    def publish(self, chunks: list[Chunk], results: list[Result]) -> None:
+        """Tell each prompt what became of its chunk."""
+        for chunk, result in zip(chunks, results, strict=True):
+            self._publish(chunk, result)
+
+    def compute(self, chunks: list[Chunk]) -> list[Result]:
+        """The pass itself, on scrubbed memory. For the engine's thread."""
         for chunk in chunks:
             if chunk.is_new:
                 self.kv.scrub(chunk.room)

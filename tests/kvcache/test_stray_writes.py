@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
+import xxhash
 
+from kvlease.kvcache.canonical import HostWindow, SlotRun, WirePlan, copy_in
 from kvlease.kvcache.landing import Landed, Refused
 from kvlease.kvcache.layout import attention_layout
 from kvlease.kvcache.seal import SEAL_BYTES
@@ -121,3 +124,31 @@ def test_a_thread_that_writes_into_the_ring_all_the_time_spoils_blocks_but_no_re
         thread.join()
     assert outcomes == {Landed, Refused}
     target.check_others_untouched()
+
+
+class RestoredRing:
+    """A slot that a stray write spoils, and another restores as soon as it was read: any second look finds good bytes."""
+
+    def __init__(self, good: bytes, spoiled: bytes) -> None:
+        self._good, self._spoiled, self._looks = good, spoiled, 0
+
+    def __len__(self) -> int:
+        return len(self._good)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        self._looks += 1
+        return memoryview(self._spoiled if self._looks == 1 else self._good)[part]
+
+
+def test_the_digest_is_of_what_was_copied_whatever_the_ring_holds_by_then() -> None:
+    plan = WirePlan.of(attention_layout(1, 1, 1, "float32"), 2)
+    good = bytearray(plan.content_bytes)
+    for span in plan.spans:
+        good[span.start : span.start + 8] = b"computed"
+    spoiled = bytes([good[0] ^ 0xFF]) + bytes(good[1:])
+    slots = [bytearray(8), bytearray(8)]
+    window = HostWindow([memoryview(part) for part in slots], (SlotRun(0, 2),))
+    digest = copy_in(plan, window, cast("memoryview", RestoredRing(bytes(good), spoiled)))
+    assert bytes(slots[0]) == spoiled[:8]
+    assert digest != xxhash.xxh3_128(good).digest()
+    assert digest == xxhash.xxh3_128(spoiled).digest()
