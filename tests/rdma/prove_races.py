@@ -15,7 +15,7 @@ from random import Random
 
 from tests.rdma.parts import fill
 from transport.contract import Departure, Landing, RingGeometry, Transport
-from transport.errors import ChannelBroken
+from transport.errors import ChannelBroken, ChannelClosed
 from transport.limits import Limits
 from transport.rdma import DeviceChoice, open_rdma
 
@@ -38,13 +38,13 @@ def load(num_processes: int) -> Iterator[None]:
 
 
 async def send_for_ever(departure: Departure) -> None:
-    """Until the channel breaks."""
+    """Until the channel breaks, or is closed."""
     try:
         while True:
             slot = await departure.reserve()
             slot.memory[:] = fill(slot.sequence_number)
             departure.send(slot, GEOMETRY.slot_bytes)
-    except ChannelBroken:
+    except (ChannelBroken, ChannelClosed):
         return
 
 
