@@ -86,6 +86,6 @@ def test_random_cancels_cost_the_others_no_error_and_no_retry(model: Path) -> No
             assert counters["requests_finished_length"] >= num_texts
             assert running.decode.report().pairs[0].epoch == pair.epoch, "the pair was made again"
             await running.until_pools_are_full()
-            print(f"{NUM_CANCELS} cancels among {NUM_AT_ONCE} requests, {num_texts} texts right, no retry")
+            print(f"figures: {NUM_CANCELS} cancels among {NUM_AT_ONCE} requests, {num_texts} texts right, no retry")
 
     asyncio.run(test())

@@ -43,4 +43,6 @@ def test_smollm2_writes_over_rdma_what_transformers_writes_and_decode_reads_what
     oracle = Oracle(from_pretrained(folder, dtype=torch.float32).eval())
     num_tolerated = sum(oracle.score(prompt, output) for prompt, output in zip(prompts, outputs, strict=True))
     lengths = ", ".join(str(len(prompt)) for prompt in prompts)
-    print(f"SmolLM2 over rdma: prompts of {lengths} tokens, {NUM_NEW} new each, tolerance used {num_tolerated} times")
+    print(
+        f"figures: SmolLM2 over rdma: prompts of {lengths} tokens, {NUM_NEW} new each, tolerance used {num_tolerated} times"
+    )

@@ -84,4 +84,4 @@ def test_no_byte_lands_after_close_in_thousands_of_races() -> None:
 
     with load(2):
         asyncio.run(test())
-    print(f"{NUM_RACES} closes against writes in flight, 0 late bytes")
+    print(f"figures: {NUM_RACES} closes against writes in flight, 0 late bytes")

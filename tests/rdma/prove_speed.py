@@ -96,7 +96,7 @@ def test_blocks_travel_as_fast_as_the_device_can(num_bytes: int) -> None:
         ours = ours_bytes_per_s(num_bytes, "--no-verify")
         ratios.append(ours / device)
         speeds.append((round(ours / 1e6, 1), round(device / 1e6, 1)))
-    print(f"{num_bytes >> 10} KiB: {median(ratios):.2f} of ib_write_bw; MB/s, ours and its: {speeds}")
+    print(f"figures: {num_bytes >> 10} KiB: {median(ratios):.2f} of ib_write_bw; MB/s, ours and its: {speeds}")
     assert median(ratios) > 0.95 / 5
 
 
@@ -118,5 +118,5 @@ def test_an_idle_channel_costs_next_to_nothing() -> None:
         return spent / seconds
 
     share = asyncio.run(test())
-    print(f"idle: {share:.2%} of an emulated core for both ends of a channel")
+    print(f"figures: idle: {share:.2%} of an emulated core for both ends of a channel")
     assert share < 0.05
