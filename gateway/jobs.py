@@ -27,7 +27,7 @@ SMALLEST_TOP_P = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One text to be generated, checked and tokenized."""
+    """What one request asks for, checked and tokenized: `num_choices` texts of one prompt."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int

@@ -86,7 +86,7 @@ class StopStrings:
 
 
 class TextAssembler:
-    """The text of one request, token by token. Streams and whole answers take this one way, so they are equal."""
+    """The text of one choice, token by token. Streams and whole answers take this one way, so they are equal."""
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
         """Empty. The text of the first `min_tokens` tokens may hold any stop string."""

@@ -23,11 +23,12 @@ from kvlease.cli.configs import refuse_missing_rdma, take_secret
 from kvlease.cli.errors import ConfigurationError
 from kvlease.cli.limits import Limits
 from kvlease.cli.options import SECRET_VARIABLE, Invocation
+from kvlease.cli.settings import ENV_PREFIX
 from kvlease.peering.hosting import until_signal
 from kvlease.peering.probe import ProbeFailed, answer_probes, probe
 from transport.contract import Transport
 from transport.errors import TransportRefused
-from transport.rdma import DeviceChoice, open_rdma, test_rdma
+from transport.rdma import DeviceChoice, open_rdma, self_test
 from transport.rdma.inspection import Finding, look_at_files, look_at_library, look_at_memory, look_at_ports
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def run_doctor(invocation: Invocation, environ: MutableMapping[str, str]) -> int
         choice = DeviceChoice.parse(settings.rdma_device)
     except ValueError as error:
         raise ConfigurationError(f"--rdma-device: {error}") from None
+    if invocation.listen and (settings.peer or invocation.json):
+        raise ConfigurationError("--listen answers probes and looks at nothing: leave out --peer and --json")
     secret = take_secret(settings, environ, Limits()) if invocation.listen or settings.peer else ""
     if invocation.listen:
         refuse_missing_rdma(settings.rdma_device)
@@ -112,7 +115,7 @@ async def _self_test(transport: RdmaTransport) -> list[Finding]:
         Finding("self-test", "ok", f"{check.fact} ({check.seconds * 1000:.0f} ms)")
         if check.fault is None
         else Finding("self-test", "fault", f"not seen that {check.fact}: {check.fault}", advice)
-        for check in await test_rdma(transport)
+        for check in await self_test(transport)
     ]
 
 
@@ -141,8 +144,11 @@ async def _second_process(choice: DeviceChoice, secret: str) -> AsyncIterator[st
     """`kvlease doctor --listen` on a free port; its address."""
     device = () if choice.device is None else ("--rdma-device", str(choice))
     command = (sys.executable, "-P", "-m", "kvlease", "doctor", "--listen", "--host", _LOOPBACK, "--port", "0", *device)
-    environment = {**os.environ, SECRET_VARIABLE: secret}
-    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    # None of our own variables: a file of the cluster's secret would win over the one that this check is made with.
+    foreign = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
+    process = await asyncio.create_subprocess_exec(
+        *command, env={**foreign, SECRET_VARIABLE: secret}, stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode().strip()

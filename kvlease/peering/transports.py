@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from transport.contract import Transport
 from transport.errors import TransportRefused
-from transport.rdma import DeviceChoice, open_rdma, test_rdma
+from transport.rdma import DeviceChoice, open_rdma, self_test
 from transport.tcp.transport import TcpTransport
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ async def _rdma(choice: TransportChoice) -> ChosenTransport:
     except ValueError as error:
         raise TransportRefused(f"--rdma-device: {error}") from error
     transport = open_rdma(device)
-    checks = await test_rdma(transport)
+    checks = await self_test(transport)
     for check in checks:
         logger.info(
             "transport.self_test", extra={"fact": check.fact, "fault": check.fault, "seconds": round(check.seconds, 3)}

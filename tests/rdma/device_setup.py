@@ -44,7 +44,8 @@ def test_a_peer_that_cannot_be_reached_is_refused_and_the_call_is_named() -> Non
         landing = await ours.open_landing(GEOMETRY)
         offer = unpack_offer(landing.offer)
         assert isinstance(offer, Offer)
-        nowhere = bytes(10) + b"\xff\xff" + bytes([10, 99, 0, 77])
+        assert offer.queue_pair.gid is not None
+        nowhere = offer.queue_pair.gid[:-1] + bytes([offer.queue_pair.gid[-1] ^ 0x4D])  # a neighbour that is not there
         told = replace(offer, queue_pair=replace(offer.queue_pair, gid=nowhere))
         with pytest.raises(TransportRefused, match="rxe0.*ibv_modify_qp INIT->RTR"):
             await ours.open_departure(GEOMETRY, told.pack())

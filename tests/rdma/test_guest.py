@@ -1,6 +1,6 @@
 """Boots the guest once and runs every device test in it, on a real soft-RoCE device. See docs/rdma.md.
 
-Where this machine has an RDMA device of its own the same tests run here, without a guest.
+Where this machine has a soft-RoCE device of its own the same tests run here, without a guest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.rdma.machine import has_rdma_device
+from tests.rdma.machine import has_soft_roce
 
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("guest")
@@ -41,7 +41,7 @@ class GuestRun:
 def guest_run(tmp_path_factory: pytest.TempPathFactory) -> GuestRun:
     """One boot, one run of pytest."""
     out = tmp_path_factory.mktemp("out")
-    if has_rdma_device():
+    if has_soft_roce():
         command, environment = [str(GUEST.with_name("on_device"))], {**os.environ, "OUT": str(out)}
     else:
         command, environment = (

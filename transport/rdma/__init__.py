@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transport.rdma.self_test import Check
     from transport.rdma.transport import RdmaTransport
 
-__all__ = ["DeviceChoice", "open_rdma", "test_rdma", "usable_link"]
+__all__ = ["DeviceChoice", "open_rdma", "self_test", "usable_link"]
 
 
 def open_rdma(choice: DeviceChoice, limits: Limits | None = None) -> RdmaTransport:
@@ -34,11 +34,11 @@ def usable_link(choice: DeviceChoice) -> Link:
     return chosen_link(choice)
 
 
-async def test_rdma(transport: RdmaTransport) -> list[Check]:
+async def self_test(transport: RdmaTransport) -> list[Check]:
     """What the transport's device shows of the facts that safety stands on, see `transport.rdma.self_test`."""
-    from transport.rdma.self_test import test_device  # noqa: PLC0415 - as above
+    from transport.rdma.self_test import try_device  # noqa: PLC0415 - as above
 
-    return await test_device(transport)
+    return await try_device(transport)
 
 
 @contextmanager
@@ -47,5 +47,5 @@ def _needing_pyverbs() -> Iterator[None]:
         yield
     except ImportError as error:
         raise TransportRefused(
-            f"pyverbs cannot be imported ({error}): install Debian's python3-pyverbs and ibverbs-providers, or pip install 'kvlease[rdma]'"
+            f"pyverbs cannot be imported ({error}): install Debian's python3-pyverbs and ibverbs-providers, or pip install pyverbs"
         ) from error

@@ -47,7 +47,7 @@ class RdmaDeparture:
             self._side.close()
             raise TransportRefused(f"{link}: {error}") from error
         reason = f"the landing side did not connect within {limits.establish_s:g} s"
-        self._deadline = asyncio.get_running_loop().call_later(limits.establish_s, self._give_up, reason)
+        self._deadline = asyncio.get_running_loop().call_later(limits.establish_s, self._connection.lose, reason)
 
     @property
     def connection(self) -> Connection:
@@ -81,8 +81,7 @@ class RdmaDeparture:
     async def close(self) -> None:
         """End the channel; what was not written yet is dropped."""
         self._deadline.cancel()
-        self._connection.close()
-        self._side.close()
+        _release(self._connection, self._side)
         self._forget()
 
     def on_message(self, message: Message) -> str | None:
@@ -155,10 +154,6 @@ class RdmaDeparture:
             self._num_unsignalled = 0
         return must
 
-    def _give_up(self, reason: str) -> None:
-        self._connection.close()
-        self.on_lost(reason)
-
 
 class RdmaLanding:
     """The receiving end: its ring is the one memory that a peer may write."""
@@ -220,9 +215,8 @@ class RdmaLanding:
         return self._side.statistics()
 
     async def close(self) -> None:
-        """End the channel; when this returns no byte lands any more."""
-        self._connection.close()
-        self._side.close()
+        """End the channel; when this returns no byte lands any more. `VerbsError` if that cannot be had: then the ring stays."""
+        _release(self._connection, self._side)
         self._forget()
 
     def on_message(self, message: Message) -> str | None:
@@ -270,11 +264,20 @@ class RdmaLanding:
             self._connection.message(self.probe())
 
     def _broken(self, reason: str) -> ChannelBroken | ChannelClosed:
-        self._connection.close()
-        self.on_lost(reason)
+        self._connection.lose(reason)
         error = self._side.state.error()
         assert isinstance(error, ChannelBroken | ChannelClosed), "an end that was just broken has a reason"
         return error
+
+
+def _release(connection: Connection, side: SendSide | ReceiveSide) -> None:
+    """End an end: whoever waits on it is told in any case, the ring is given back only once the device has let go of it."""
+    try:
+        connection.close()
+    except VerbsError:
+        side.state.close()
+        raise
+    side.close()
 
 
 def _connection(

@@ -89,6 +89,7 @@ class Connection:
         self._is_message_out = False
         self._num_writes = self._num_writes_done = 0
         self._is_open = True
+        self._not_released: VerbsError | None = None
         with ExitStack() as stack:
             try:
                 self._make(stack, device, ring)
@@ -161,18 +162,29 @@ class Connection:
         self._try(lambda: self._pair.post_send(self._send_work))
 
     def close(self) -> None:
-        """End everything; when this returns no byte lands any more, and the ring's memory is nobody's but its owner's. Idempotent."""
+        """End everything; when this returns no byte lands any more, and the ring's memory is nobody's but its owner's. Idempotent.
+
+        `VerbsError` if the device does not let go, now and at each further call: then the ring must not be given back.
+        """
         if not self._is_open:
+            if self._not_released is not None:
+                raise self._not_released
             return
         self._is_open = False
         if self._ticker is not None:
             self._ticker.cancel()
         self._loop.remove_reader(self._completions.descriptor)
-        self._undo.close()
+        try:
+            self._undo.close()
+        except VerbsError as error:
+            self._not_released = error
+            raise
 
     def _end_pair(self) -> None:
-        self._pair.to_error()
-        self._pair.close()
+        try:
+            self._pair.to_error()
+        finally:
+            self._pair.close()
 
     def _on_event(self) -> None:
         if self._try(self._completions.take_event):
@@ -192,7 +204,7 @@ class Connection:
             for completion in completions:
                 fault = self._handle(completion)
                 if fault is not None:
-                    self._lose(fault)
+                    self.lose(fault)
                     return
         self._owner.on_turn()
 
@@ -232,11 +244,11 @@ class Connection:
         max_ticks = max_still_ticks(self._limits)
         silence_s = max_ticks * tick_s(self._limits)
         if self._watch_in.still_for() >= max_ticks:
-            self._lose(f"nothing came from the peer for {silence_s:g} s")
+            self.lose(f"nothing came from the peer for {silence_s:g} s")
         elif not self.num_writes_out and not self._is_message_out:
             self._watch_out.reset()
         elif self._watch_out.still_for() >= max_ticks:
-            self._lose(f"the peer has acknowledged nothing for {silence_s:g} s")
+            self.lose(f"the peer has acknowledged nothing for {silence_s:g} s")
         if self._num_ticks % TICKS_PER_PROBE == 0 and self.can_message:
             self.message(self._owner.probe())
 
@@ -247,13 +259,18 @@ class Connection:
         try:
             return call()
         except VerbsError as error:
-            self._lose(str(error))
+            self.lose(str(error))
             return None
 
-    def _lose(self, reason: str) -> None:
-        if self._is_open:
+    def lose(self, reason: str) -> None:
+        """End everything and tell the owner why, whatever the device says to it. Harmless once it is closed."""
+        if not self._is_open:
+            return
+        try:
             self.close()
-            self._owner.on_lost(reason)
+        except VerbsError as error:
+            reason = f"{reason}; and then {error}"
+        self._owner.on_lost(reason)
 
 
 class _Closable(Protocol):

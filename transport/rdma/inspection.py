@@ -38,7 +38,7 @@ _DRIVERS = (
     "mana_ib",
     "ionic_rdma",
 )
-_INSTALL = "install Debian's python3-pyverbs and ibverbs-providers, or pip install 'kvlease[rdma]'"
+_INSTALL = "install Debian's python3-pyverbs and ibverbs-providers, or pip install pyverbs"
 
 
 @dataclass(frozen=True, slots=True)

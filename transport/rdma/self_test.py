@@ -43,7 +43,7 @@ class Check:
     seconds: float
 
 
-async def test_device(transport: RdmaTransport) -> list[Check]:
+async def try_device(transport: RdmaTransport) -> list[Check]:
     """Try the three facts; never raises for a device that fails them. About 50 ms on hardware, a second in an emulated machine."""
     return [await _checked(fact, step, transport) for fact, step in _STEPS]
 

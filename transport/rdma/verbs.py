@@ -35,8 +35,6 @@ except ImportError:  # pyverbs 59
 SUCCESS = int(e.IBV_WC_SUCCESS)
 RECEIVED_MESSAGE = int(e.IBV_WC_RECV)
 RECEIVED_WRITE = int(e.IBV_WC_RECV_RDMA_WITH_IMM)
-#: What a completion of a work request that was pending at the end says; it tells nothing of the cause.
-FLUSHED = int(e.IBV_WC_WR_FLUSH_ERR)
 
 #: 4.096 us * 2^14 = 67 ms without an acknowledgement until a packet is sent again; after 6 repetitions, half a second, the peer counts as gone.
 #: Not 7, the largest count: soft-RoCE takes it for "for ever" (seen: 286 repetitions in 19.5 s).

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from kvlease.bench.errors import BenchFailed
 from kvlease.bench.models import measured_model
 from kvlease.engine.batch import Draw, SequenceStep
 from kvlease.engine.runner import ModelRunner
@@ -43,6 +44,8 @@ class EngineLoad:
     async def stop(self) -> list[float]:
         """End; the time of each decode step (s)."""
         assert self._task is not None, "it was started"
+        if self._task.done():
+            raise BenchFailed(f"the engine ended by itself: {self._task.exception()}")
         self._task.cancel()
         await asyncio.wait([self._task])
         self._thread.close()

@@ -154,7 +154,7 @@ class Receiving:
         return {}
 
     async def unload(self, order: Document) -> Document:
-        """End it: `steps_s`, the time of each step since `load` or the last `unload`'s answer."""
+        """End it: `steps_s`, the time of each step since `load`."""
         assert self._load is not None, "no engine runs"
         steps = await self._load.stop()
         self._load = None
