@@ -6,7 +6,7 @@ Never: builds a step on a context that the ledger has not proven for that very s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kvlease.engine.batch import Draw, SequenceStep
@@ -39,12 +39,15 @@ class Sequence:
     choice: int
     events: Events  # of all choices of the request
     sampling: SamplingParams
+    on_end: Callable[[int], None]  # with the choice: its room is free now, whoever has read its last tokens
     past: PastTokens | None = None  # where a penalty asks for it
     generated: list[int] = field(default_factory=list)
     is_over: bool = False
 
     @classmethod
-    def begin(cls, request: GenerationRequest, rooms: Iterable[Room], events: Events) -> list[Sequence]:
+    def begin(
+        cls, request: GenerationRequest, rooms: Iterable[Room], events: Events, on_end: Callable[[int], None]
+    ) -> list[Sequence]:
         """The texts of all choices. The prompt is in each room, and nothing is generated."""
         sampling, prompt = request.sampling, PromptTokens(request.prompt_token_ids)
         return [
@@ -54,6 +57,7 @@ class Sequence:
                 choice,
                 events,
                 sampling.for_choice(choice),
+                on_end,
                 PastTokens(prompt) if sampling.penalises else None,
             )
             for choice, room in enumerate(rooms)
@@ -85,6 +89,7 @@ class Sequence:
         if not self.is_over:
             self.is_over = True
             self.events.put_nowait(event)
+            self.on_end(self.choice)
 
     def step(self, ledger: SlotLedger) -> SequenceStep:
         """The next step. Raises `UnprovenSlot` if anything before the last token is not proven for this sequence."""

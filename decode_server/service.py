@@ -159,9 +159,13 @@ class DecodeService:
         rooms = dict(enumerate(arrived.rooms))
         sequences: list[Sequence] = []
         events: Events = asyncio.Queue()
+
+        def free(choice: int) -> None:
+            self._memory.kv.free(rooms.pop(choice))
+
         try:
             rooms = dict(enumerate(await self._branched(request, arrived.rooms)))
-            sequences = Sequence.begin(request, rooms.values(), events)
+            sequences = Sequence.begin(request, tuple(rooms.values()), events, free)
             for sequence, drawn in zip(sequences, arrived.first, strict=True):
                 if not sequence.take(drawn):
                     self._batch.join(sequence)
@@ -172,7 +176,6 @@ class DecodeService:
                     return event
                 if isinstance(event, ChoiceFinished):
                     ends[event.choice] = event
-                    self._memory.kv.free(rooms.pop(event.choice))
                 if isinstance(event, TokensGenerated) or request.num_choices > 1:
                     await emit(event)
             num_generated = sum(end.num_generated_tokens for end in ends.values())

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import grpc.aio
 
@@ -91,16 +92,13 @@ async def _start(
     compute = ComputeLoop(queue, kv, runner, compute_thread)
     party = party_of(config, runner, address, transport.name)
     counters: Counter[str] = Counter()
-    lines: dict[int, DepartureLine] = {}
+    lines: WeakKeyDictionary[IncomingPair, DepartureLine] = WeakKeyDictionary()  # each goes with its pair
 
     def line_of(pair: IncomingPair) -> DepartureLine:
-        return lines.setdefault(pair.epoch, DepartureLine(kv, seal_thread, counters))
+        return lines.setdefault(pair, DepartureLine(kv, seal_thread, counters))
 
     async def depart(pair: IncomingPair) -> None:
-        try:
-            await line_of(pair).run(pair.departure)
-        finally:
-            lines.pop(pair.epoch, None)
+        await line_of(pair).run(pair.departure)
 
     def beat() -> Beat:
         return Beat(runner.pulse, compute.is_busy)

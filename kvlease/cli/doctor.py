@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LISTENING = "kvlease doctor is listening: "
 _LOOPBACK = "127.0.0.1"
+#: For the second process to listen, or to end: it loads gRPC and tests nothing.
+_START_S = 60.0
 _AUTHENTICATION_ADVICE = "give both ends the same --secret-file"
 _PATH_ADVICE = "see that both ends are in one routed network, and that firewalls let UDP port 4791 (RoCE v2) through"
 
@@ -127,6 +129,9 @@ async def _local_path(visit: Visit, transport: Transport) -> Finding:
             return await _path("two local processes", address, secret, transport)
     except ProbeFailed as error:
         return Finding("two local processes", "fault", str(error), "see its lines above")
+    except TimeoutError:
+        text = f"the second process did not listen within {_START_S:g} s"
+        return Finding("two local processes", "fault", text, "see whether opening the device hangs: ibv_devinfo")
 
 
 async def _path(subject: str, address: str, secret: str, transport: Transport) -> Finding:
@@ -151,14 +156,18 @@ async def _second_process(choice: DeviceChoice, secret: str) -> AsyncIterator[st
     )
     try:
         assert process.stdout is not None
-        line = (await process.stdout.readline()).decode().strip()
+        line = (await asyncio.wait_for(process.stdout.readline(), _START_S)).decode().strip()
         if not line.startswith(LISTENING):
             raise ProbeFailed("the second process ended before it listened")
         yield line.removeprefix(LISTENING)
     finally:
         if process.returncode is None:
             process.terminate()
-        await process.wait()
+        try:
+            await asyncio.wait_for(process.wait(), _START_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 async def _listen(choice: DeviceChoice, secret: str, host: str, port: int) -> None:

@@ -238,9 +238,10 @@ class SlotLedger:
 
     def _positions(self, first_position: int, num_tokens: int) -> IntArray:
         end = first_position + num_tokens
-        if end > len(self._counting):
-            self._counting = np.arange(2 * end, dtype=np.int64)
-        return self._counting[first_position:end]
+        counting = self._counting  # once: another thread may replace it by a shorter one in between
+        if end > len(counting):
+            counting = self._counting = np.arange(2 * end, dtype=np.int64)
+        return counting[first_position:end]
 
     def _check_blocks(self, rows: IntArray) -> None:
         """A negative number would silently index from the end."""

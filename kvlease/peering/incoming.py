@@ -141,8 +141,10 @@ class IncomingPairs:
         finally:
             if self._pairs.get(pair.incarnation) is pair:
                 del self._pairs[pair.incarnation]
-            pair.end(detail)
-            await departure.close()
+            try:
+                pair.end(detail)
+            finally:
+                await departure.close()
 
     def _check(self, hello: pb.PairHello) -> RingGeometry:
         wrong = malformed(hello, self._party, self._limits)

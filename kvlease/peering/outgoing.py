@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 import grpc
@@ -123,9 +124,12 @@ class OutgoingPair:
 
     async def _live(self) -> None:
         party = self._party
-        channel = open_channel(self.peer_address, party.context_length, self._limits)
-        landing = await self._transport.open_landing(party.geometry)
-        try:
+        async with AsyncExitStack() as stack:
+            channel = open_channel(self.peer_address, party.context_length, self._limits)
+            stack.push_async_callback(channel.close)
+            landing = await self._transport.open_landing(party.geometry)
+            stack.push_async_callback(landing.close)
+            stack.callback(self._let_go)
             call = rpc.PrefillStub(channel).Pair(metadata=credentials(self._secret))
             writer = CallWriter[pb.PairUp](call)
             async with asyncio.timeout(self._limits.pair_s):
@@ -134,10 +138,9 @@ class OutgoingPair:
                 await landing.establish(answer.answer)
             self._up(answer, channel, landing)
             await self._watch(call, writer, landing)
-        finally:
-            self._channel, self._landing = None, None
-            await landing.close()
-            await channel.close()
+
+    def _let_go(self) -> None:
+        self._channel, self._landing = None, None
 
     def _up(self, answer: pb.PairAnswer, channel: grpc.aio.Channel, landing: Landing) -> None:
         self._channel, self._landing = channel, landing

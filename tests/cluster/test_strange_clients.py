@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from kvlease.handoff.messages import RequestId
+from kvlease.handoff.messages import GenerationEvent, RequestId
 from kvlease.handoff.wire import encode_request
 from kvlease.peering.channels import credentials
 from tests.cluster.harness import SECRET, Oracle, Shape, cluster, prompt_of, request_of
@@ -56,5 +56,25 @@ def test_an_idle_pair_answers_at_once(model: Path) -> None:
                 waits_s.append(time.monotonic() - began)
             # Far below a heartbeat: no step of the handoff waits for a timer. The median, since the machine may be busy.
             assert sorted(waits_s)[2] < 0.25, waits_s
+
+    asyncio.run(test())
+
+
+def test_a_client_that_reads_nothing_holds_no_memory_once_its_text_has_ended(model: Path) -> None:
+    async def test() -> None:
+        async with cluster(model) as running:
+            is_reading = asyncio.Event()
+
+            async def read_nothing(_event: GenerationEvent) -> None:
+                await is_reading.wait()
+
+            request = request_of(prompt_of(40), 64, num_choices=3)
+            serving = asyncio.create_task(running.decode.service.serve(request, read_nothing))
+            await until(lambda: not running.pools_are_full(), within_s=10, what="the texts are being made")
+            await until(running.pools_are_full, within_s=10, what="they have ended, and nothing of them is held")
+            assert not serving.done()
+            is_reading.set()
+            await serving
+            await running.until_pools_are_full()
 
     asyncio.run(test())

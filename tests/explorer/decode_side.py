@@ -260,7 +260,9 @@ class DecodeObjects:
         return ended
 
     def _sequence(self, index: int, room: Room) -> Sequence:
-        (sequence,) = Sequence.begin(request_value(index, self.scenario.specs[index]), (room,), asyncio.Queue())
+        request = request_value(index, self.scenario.specs[index])
+        # The servers free the room in this very moment; here it is free when the end is heard, see docs/proof.md.
+        (sequence,) = Sequence.begin(request, (room,), asyncio.Queue(), on_end=lambda choice: None)
         return sequence
 
     def rooms(self) -> list[tuple[int, Room]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -65,6 +67,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
 def test_a_limit_on_locked_memory_is_named_with_what_to_do() -> None:
     program = """
 import asyncio
+import os
+import resource
 from transport.contract import RingGeometry
 from transport.errors import TransportRefused
 from transport.rdma import DeviceChoice, open_rdma
@@ -82,3 +86,29 @@ asyncio.run(main())
     done = subprocess.run([*bound, sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "ibv_reg_mr of 4194304 bytes" in done.stdout
     assert "ulimit -l" in done.stdout
+
+
+def test_a_process_with_thousands_of_descriptors_can_still_make_a_channel() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+
+    async def test() -> None:
+        ours = open_rdma(DeviceChoice(), SLOW)
+        landing = await ours.open_landing(GEOMETRY)
+        departure, answer = await ours.open_departure(GEOMETRY, landing.offer)
+        await landing.establish(answer)
+        await departure.ready()
+        slot = await departure.reserve()
+        slot.memory[:] = fill(1)
+        departure.send(slot, GEOMETRY.slot_bytes)
+        assert (await landing.receive()).memory == fill(1)
+        await departure.close()
+        await landing.close()
+        await ours.close()
+
+    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        asyncio.run(test())
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)

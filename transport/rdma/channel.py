@@ -42,9 +42,8 @@ class RdmaDeparture:
         self._connection = _connection(device, plan, self._side, self, limits)
         try:
             self._connection.connect(offer.queue_pair)
-        except VerbsError as error:
-            self._connection.close()
-            self._side.close()
+        except (VerbsError, OSError) as error:
+            _release(self._connection, self._side)
             raise TransportRefused(f"{link}: {error}") from error
         reason = f"the landing side did not connect within {limits.establish_s:g} s"
         self._deadline = asyncio.get_running_loop().call_later(limits.establish_s, self._connection.lose, reason)
@@ -191,10 +190,10 @@ class RdmaLanding:
             self._connection.message(self.probe())
             async with asyncio.timeout(self._limits.establish_s):
                 await self._side.state.take(lambda: True if self._is_connected else None)
-        except VerbsError as error:
-            raise self._broken(f"establish: {error}") from error
         except TimeoutError as error:
             raise self._broken(f"the departure side did not answer within {self._limits.establish_s:g} s") from error
+        except (VerbsError, OSError) as error:
+            raise self._broken(f"establish: {error}") from error
         except asyncio.CancelledError:
             self._broken("establish was cancelled")
             raise

@@ -17,7 +17,7 @@ import asyncio
 import mmap
 import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -93,7 +93,7 @@ class Connection:
         with ExitStack() as stack:
             try:
                 self._make(stack, device, ring)
-            except VerbsError as error:
+            except (VerbsError, OSError) as error:
                 raise TransportRefused(f"{plan.link}: {error}{_advice(error)}") from error
             self._undo = stack.pop_all()
 
@@ -142,7 +142,9 @@ class Connection:
         self._loop.add_reader(self._completions.descriptor, self._on_event)
 
     def start_watching(self) -> None:
-        """From now on silence of the peer is its death, and we show our own life."""
+        """From now on silence of the peer is its death, and we show our own life. Nothing happens at one that is over."""
+        if not self._is_open:
+            return
         self._watch_in.reset()
         self._ticker = self._loop.call_later(tick_s(self._limits), self._tick)
 
@@ -181,10 +183,11 @@ class Connection:
             raise
 
     def _end_pair(self) -> None:
-        try:
+        with suppress(
+            VerbsError
+        ):  # one that was never set up, or of a device that is gone: what counts is that it is destroyed
             self._pair.to_error()
-        finally:
-            self._pair.close()
+        self._pair.close()
 
     def _on_event(self) -> None:
         if self._try(self._completions.take_event):
@@ -285,7 +288,7 @@ def _kept(stack: ExitStack, made: Kept) -> Kept:
     return made
 
 
-def _advice(error: VerbsError) -> str:
+def _advice(error: Exception) -> str:
     if "ibv_reg_mr" in str(error):
         return "; raise the limit of locked memory (ulimit -l, or LimitMEMLOCK=infinity) or lower --ring-bytes"
     return ""

@@ -23,11 +23,15 @@ class RdmaTransport:
         """Open the chosen device; `TransportRefused` says why none can be used, and what to do."""
         self.link = chosen_link(choice)
         try:
-            self._device = Device(self.link.device)
-            self._max_work_requests = self._device.max_work_requests()
+            self.device = Device(self.link.device)
+            try:
+                self._max_work_requests = self.device.max_work_requests()
+            except VerbsError:
+                self.device.close()
+                raise
         except VerbsError as error:
             raise TransportRefused(f"{self.link}: {error}") from error
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._num_channels = 0
         self._is_closed = False
 
@@ -39,7 +43,7 @@ class RdmaTransport:
     async def open_landing(self, geometry: RingGeometry) -> RdmaLanding:
         """Allocate and register a landing ring."""
         self._check(geometry)
-        landing = RdmaLanding(self._device, self.link, geometry, self._limits, self._channel_forgotten())
+        landing = RdmaLanding(self.device, self.link, geometry, self.limits, self._channel_forgotten())
         self._num_channels += 1
         return landing
 
@@ -51,7 +55,7 @@ class RdmaTransport:
             raise TransportRefused(f"rdma offer: {parsed}")
         if parsed.geometry != geometry:
             raise TransportRefused(f"the landing side has {parsed.geometry}, this side {geometry}")
-        departure = RdmaDeparture(self._device, self.link, parsed, self._limits, self._channel_forgotten())
+        departure = RdmaDeparture(self.device, self.link, parsed, self.limits, self._channel_forgotten())
         self._num_channels += 1
         return departure, pack_answer(departure.connection.address)
 
@@ -64,7 +68,7 @@ class RdmaTransport:
     def _check(self, geometry: RingGeometry) -> None:
         if self._is_closed:
             raise TransportRefused("the rdma transport was closed")
-        num_needed = geometry.num_slots + self._limits.num_message_receives + 1
+        num_needed = geometry.num_slots + self.limits.num_message_receives + 1
         if num_needed > self._max_work_requests:
             raise TransportRefused(
                 f"{geometry.num_slots} slots need {num_needed} work requests, {self.link.device} holds {self._max_work_requests}: lower --ring-bytes"
@@ -85,7 +89,7 @@ class RdmaTransport:
 
     def _close_device_if_unused(self) -> None:
         if self._is_closed and not self._num_channels:
-            self._device.close()
+            self.device.close()
 
 
 def all_ports() -> list[PortFacts]:
@@ -94,15 +98,20 @@ def all_ports() -> list[PortFacts]:
     refusals: list[str] = []
     for name in device_names():
         try:
-            device = Device(name)
+            ports += _ports_of(name)
         except VerbsError as error:
             refusals.append(f"{name}: {error}")
-            continue
-        ports += device.ports()
-        device.close()
     if refusals and not ports:
         raise TransportRefused(f"{'; '.join(refusals)}: may this user open /dev/infiniband/uverbs*?")
     return ports
+
+
+def _ports_of(name: str) -> list[PortFacts]:
+    device = Device(name)
+    try:
+        return device.ports()
+    finally:
+        device.close()
 
 
 def chosen_link(choice: DeviceChoice) -> Link:

@@ -165,6 +165,9 @@ class CompletionQueue:
             os.set_blocking(self.descriptor, False)
             with _calling(f"ibv_create_cq of {num_entries} entries"):
                 self.queue = CQ(device.context, num_entries, channel=self._channel)
+            # Not select(), which knows no descriptor beyond 1023.
+            self._readiness = select.poll()
+            self._readiness.register(self.descriptor, select.POLLIN)
             self._arm()
         except BaseException:
             self._channel.close()
@@ -173,7 +176,7 @@ class CompletionQueue:
     def take_event(self) -> bool:
         """Take the event that made the descriptor readable and arm for the next one; `False` if there was none. Then poll until empty."""
         # The call holds the interpreter's lock while it waits, so it is made only when there is something to take.
-        if not select.select([self.descriptor], [], [], 0)[0]:
+        if not self._readiness.poll(0):
             return False
         with _calling("ibv_get_cq_event"):
             self._channel.get_cq_event(self.queue)
@@ -224,7 +227,8 @@ class QueuePair:
     def to_ready_to_receive(self, link: Link, peer: QueuePairAddress) -> None:
         """INIT to RTR: packets of this peer alone are accepted, from its first packet number on."""
         attributes = QPAttr(qp_state=e.IBV_QPS_RTR, port_num=link.port)
-        attributes.ah_attr = _route(link, peer)
+        with _calling("a route to the peer"):
+            attributes.ah_attr = _route(link, peer)
         attributes.path_mtu = min(link.mtu, peer.mtu)
         attributes.dest_qp_num = peer.number
         attributes.rq_psn = peer.first_psn
@@ -245,7 +249,7 @@ class QueuePair:
         self._modify("RTR->RTS", attributes, mask | e.IBV_QP_RNR_RETRY | e.IBV_QP_MAX_QP_RD_ATOMIC)
 
     def to_error(self) -> None:
-        """Any state to ERR: no new work is executed in either direction. Packets may still land until `close` has returned."""
+        """Any state but RESET to ERR: no new work is executed in either direction. Packets may still land until `close` has returned."""
         self._modify("to ERR", QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)
 
     def close(self) -> None:
