@@ -144,6 +144,7 @@ class Shape:
     advertise: str = ""
     wrap_prefill: Callable[[Transport], Transport] = field(default=lambda transport: transport)
     wrap_decode: Callable[[Transport], Transport] = field(default=lambda transport: transport)
+    make_runner: Callable[[Path, int, int], ModelRunner] = load
     wrap_decode_runner: Callable[[ModelRunner], ModelRunner] = field(default=lambda runner: runner)
     in_front: Callable[[str], AbstractAsyncContextManager[str]] = nullcontext
 
@@ -152,8 +153,9 @@ class Shape:
 async def cluster(folder: Path, shape: Shape | None = None) -> AsyncIterator[Cluster]:
     """Both servers, paired and ready."""
     shape = shape or Shape()
-    prefill_runner = load(folder, shape.prefill_blocks, shape.prefill_block_size)
-    decode_runner = shape.wrap_decode_runner(load(folder, shape.decode_blocks, shape.decode_block_size))
+    prefill_runner = shape.make_runner(folder, shape.prefill_blocks, shape.prefill_block_size)
+    decode_runner = shape.make_runner(folder, shape.decode_blocks, shape.decode_block_size)
+    decode_runner = shape.wrap_decode_runner(decode_runner)
     prefill_config = PrefillConfig(
         folder,
         SECRET,

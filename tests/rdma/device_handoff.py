@@ -1,4 +1,4 @@
-"""The handoff end to end over a real device: a prefill and a decode server with a tiny model. Run by `tests/rdma/test_guest.py` in the guest."""
+"""The handoff end to end over a real device: a prefill and a decode server with a toy engine. Run by `tests/rdma/test_guest.py` in the guest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from kvlease.handoff.messages import Rejected
 from kvlease.models.tiny import make_tiny_model
-from tests.cluster.harness import Oracle, Shape, cluster, prompt_of, request_of
+from tests.cluster.harness import Shape, cluster, prompt_of, request_of
+from tests.cluster.toy import ToyRunner, toy_text
 from tests.rdma.machine import rdma_instead
 
 LENGTHS = (1, 16, 40, 100)
@@ -19,12 +20,13 @@ MAX_TOKENS = 4
 @pytest.mark.timeout(400)
 def test_prompts_become_the_right_texts_and_a_prompt_too_large_costs_nothing(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path)
-    oracle = Oracle(model)
     prompts = [prompt_of(num_tokens, seed=num_tokens) for num_tokens in LENGTHS]
-    expected = [oracle.text(prompt, MAX_TOKENS) for prompt in prompts]  # before: it would hold up the servers' loop
+    expected = [toy_text(prompt, MAX_TOKENS) for prompt in prompts]
 
     async def test() -> None:
-        shape = Shape(prefill_blocks=16, wrap_prefill=rdma_instead, wrap_decode=rdma_instead)
+        shape = Shape(
+            prefill_blocks=16, make_runner=ToyRunner.make, wrap_prefill=rdma_instead, wrap_decode=rdma_instead
+        )
         async with cluster(model, shape) as running:
             requests = [request_of(prompt, MAX_TOKENS, remaining_s=120.0) for prompt in prompts]
             texts = await asyncio.gather(*map(running.text, requests))

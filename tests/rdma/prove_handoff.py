@@ -1,4 +1,4 @@
-"""The whole handoff over RDMA: a prefill and a decode server with a tiny model, cancelled at random. Run by `scripts/prove`.
+"""The whole handoff over RDMA: a prefill and a decode server with a toy engine, cancelled at random. Run by `scripts/prove`.
 
 `CANCELS` requests (200 unless told) are cancelled among 8 that run at any time; the others must not notice.
 """
@@ -18,7 +18,8 @@ import pytest
 from kvlease.handoff.wire import encode_request
 from kvlease.models.tiny import make_tiny_model
 from kvlease.peering.channels import credentials
-from tests.cluster.harness import SECRET, Cluster, Oracle, Shape, cluster, prompt_of, request_of
+from tests.cluster.harness import SECRET, Cluster, Shape, cluster, prompt_of, request_of
+from tests.cluster.toy import ToyRunner, toy_text
 from tests.rdma.machine import rdma_instead
 
 NUM_CANCELS = int(os.environ.get("CANCELS", "200"))
@@ -49,7 +50,7 @@ async def cancelled(running: Cluster, random: Random) -> None:
         await call.read()
 
 
-async def worker(running: Cluster, oracle: Oracle, seed: int, quota: list[int]) -> int:
+async def worker(running: Cluster, seed: int, quota: list[int]) -> int:
     """Ask for texts and cancel some, until the quota of cancels is used up; how many texts came."""
     random, num_texts = Random(seed), 0
     while quota[0] > 0:
@@ -59,25 +60,20 @@ async def worker(running: Cluster, oracle: Oracle, seed: int, quota: list[int]) 
             continue
         prompt = prompt_of(random.choice(PROMPT_TOKENS), seed=random.randrange(3))
         text = await running.text(request_of(prompt, MAX_TOKENS, remaining_s=300.0))
-        assert text == oracle.text(prompt, MAX_TOKENS)
+        assert text == toy_text(prompt, MAX_TOKENS)
         num_texts += 1
     return num_texts
 
 
 def test_random_cancels_cost_the_others_no_error_and_no_retry(model: Path) -> None:
-    oracle = Oracle(model)
-    for seed in range(3):
-        for num_tokens in PROMPT_TOKENS:
-            oracle.text(prompt_of(num_tokens, seed=seed), MAX_TOKENS)
-
     async def test() -> None:
-        async with cluster(model, Shape(wrap_prefill=rdma_instead, wrap_decode=rdma_instead)) as running:
+        async with cluster(
+            model, Shape(make_runner=ToyRunner.make, wrap_prefill=rdma_instead, wrap_decode=rdma_instead)
+        ) as running:
             (pair,) = running.decode.report().pairs
             assert pair.transport == "rdma"
             quota = [NUM_CANCELS]
-            num_texts = sum(
-                await asyncio.gather(*(worker(running, oracle, seed, quota) for seed in range(NUM_AT_ONCE)))
-            )
+            num_texts = sum(await asyncio.gather(*(worker(running, seed, quota) for seed in range(NUM_AT_ONCE))))
             assert num_texts > 0
             counters = counted(running)
             assert not [
