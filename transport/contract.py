@@ -19,7 +19,7 @@ Never: knows what a token or a tensor is, or logs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class RingGeometry:
         return self.slot_bytes * self.num_slots
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One slot of a ring, on loan: `memory` is the whole slot; on the landing side `num_bytes` of it were written."""
 
     sequence_number: int

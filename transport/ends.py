@@ -109,7 +109,7 @@ class SendSide:
 
     async def reserve(self) -> Slot:
         """Wait for a credit and lend the next slot."""
-        return await self.state.take(self._lend)
+        return self._lend() or await self.state.take(self._lend)
 
     def send(self, slot: Slot, num_bytes: int) -> memoryview:
         """Take the lent slot back filled; returns the bytes to be sent. Raises if the end is not open."""
@@ -186,7 +186,7 @@ class ReceiveSide:
 
     async def receive(self) -> Slot:
         """Wait for the next frame."""
-        return await self.state.take(self._take)
+        return self._take() or await self.state.take(self._take)
 
     def release(self, slot: Slot) -> bool:
         """Take a slot back; returns whether the peer is still there to be told."""
@@ -204,7 +204,7 @@ class ReceiveSide:
         self._ring.give_back()
 
     def _take(self) -> Slot | None:
-        if not self.window.can_take():
+        if self.state.is_closed or not self.window.can_take():
             return None
         sequence_number = self.window.take()
         return Slot(sequence_number, self._ring.slot(sequence_number), self._waiting_bytes.popleft())

@@ -36,6 +36,7 @@ class RdmaDeparture:
         self._num_frames_after_write: deque[tuple[int, int]] = deque()
         self._num_posted = self._num_released = self._num_writes = self._num_unsignalled = 0
         self._is_flush_due = False
+        self._num_run_frames = max(1, limits.max_run_bytes // offer.geometry.slot_bytes)
         plan = Plan(
             link, num_receives=limits.num_message_receives, num_sends=limits.max_writes_in_flight, may_be_written=False
         )
@@ -65,9 +66,12 @@ class RdmaDeparture:
         """Queue the slot; frames sent in one turn of the loop leave as one write where their slots lie side by side."""
         self._side.send(slot, num_bytes)
         self._waiting.append((slot.sequence_number, num_bytes))
-        if not self._is_flush_due:
+        if len(self._waiting) >= self._num_run_frames:
+            # A whole write: the device moves it while the caller fills the next slots.
+            self._flush()
+        elif not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush_in_turn)
 
     def give_back(self, slot: Slot) -> None:
         """Return the lent slot unsent."""
@@ -128,8 +132,11 @@ class RdmaDeparture:
         # A slot is lent again only when the device has let go of it too: until the acknowledgement it may have to send the bytes again.
         return self._side.credit(min(self._num_released, self._side.window.num_transmitted))
 
-    def _flush(self) -> None:
+    def _flush_in_turn(self) -> None:
         self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
         max_out = self._limits.max_writes_in_flight
         while self._waiting and self._side.state.is_open and self._connection.num_writes_out < max_out:
             run = take_run(self._waiting, self._geometry, self._limits.max_run_bytes)
