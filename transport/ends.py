@@ -109,7 +109,8 @@ class SendSide:
 
     async def reserve(self) -> Slot:
         """Wait for a credit and lend the next slot."""
-        return self._lend() or await self.state.take(self._lend)
+        slot = self._lend()  # without a coroutine where one is there
+        return slot if slot is not None else await self.state.take(self._lend)
 
     def send(self, slot: Slot, num_bytes: int) -> memoryview:
         """Take the lent slot back filled; returns the bytes to be sent. Raises if the end is not open."""
@@ -186,7 +187,8 @@ class ReceiveSide:
 
     async def receive(self) -> Slot:
         """Wait for the next frame."""
-        return self._take() or await self.state.take(self._take)
+        slot = self._take()  # without a coroutine where one is there
+        return slot if slot is not None else await self.state.take(self._take)
 
     def release(self, slot: Slot) -> bool:
         """Take a slot back; returns whether the peer is still there to be told."""

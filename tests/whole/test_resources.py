@@ -20,7 +20,7 @@ from tests.whole.serving import POOL_BLOCKS, POOL_FLAGS, Served, served
 NUM_PARAMETERS = 134_515_008  # of the default model, each once: its embedding is also its last layer
 KV_VALUES = 2 * 30 * 3 * 64  # of a token: keys and values, layers, heads, values of a head
 BOUND_BYTES = 500_000_000  # beside the pool and the weights
-#: Of a core. Servers take a third to one percent of an idle one; five times that is left for a slow or busy machine. A loop that polls takes it whole.
+#: Of a core. Servers promise a hundredth; five times that is left to a slow or busy machine. A loop that polls takes it whole.
 IDLE_SHARE = 0.05
 WINDOW_S = 8.0
 
